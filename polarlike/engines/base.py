@@ -7,7 +7,7 @@ scripted engine alone, whose policy is a function of it. Engines register in the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,4 +90,9 @@ class Engine(Protocol):
     async def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
         """Logprobs of ids[start:], each given all before it, at that temperature. float32 [len(ids) - start].
         Raises EngineError where the engine cannot."""
+        ...
+
+    async def publish(self, weights: Mapping[str, Any], version: int) -> None:
+        """Replaces the weights (Hugging Face parameter names to tensors) and raises policy_version to `version`, which
+        must be higher. Tokens sampled after it carry the new version. Raises EngineError where the engine cannot."""
         ...
