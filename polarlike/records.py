@@ -68,6 +68,7 @@ class Cause(StrEnum):
     FIRST = "first"  # the session's first call
     CONTINUES = "continues"
     NEW_CONVERSATION = "new_conversation"  # shares no leading message with an earlier call
+    PARALLEL = "parallel"  # the same conversation as a call that is still open: another sample of it
     REPLY_DROPPED = "reply_dropped"  # an earlier request's history, without its reply
     HISTORY_CHANGED = "history_changed"  # an earlier conversation, edited
     TOOLS_CHANGED = "tools_changed"
