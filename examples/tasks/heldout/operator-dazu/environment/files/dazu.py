@@ -1,0 +1,2 @@
+def nebi(boza, lebu):
+    return boza // lebu

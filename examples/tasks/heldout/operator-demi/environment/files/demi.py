@@ -1,0 +1,2 @@
+def ledo(megu, zola):
+    return megu + zola

@@ -1,0 +1,2 @@
+def ragi(moko, nita):
+    return moko % nita

@@ -1,0 +1,2 @@
+def mogu(duzu, lini):
+    return duzu // lini

@@ -1,0 +1,2 @@
+def febi(zegi, poro):
+    return zegi % poro

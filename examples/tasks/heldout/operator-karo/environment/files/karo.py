@@ -1,0 +1,2 @@
+def nuzu(dulo, pimi):
+    return dulo % pimi

@@ -1,0 +1,2 @@
+def bomu(didu, moku):
+    return didu % moku

@@ -1,0 +1,2 @@
+def komo(tufa, foto):
+    return tufa - foto

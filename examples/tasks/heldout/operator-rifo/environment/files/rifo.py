@@ -1,0 +1,2 @@
+def tazi(tebu, neko):
+    return tebu % neko

@@ -1,0 +1,2 @@
+def fogu(fiba, ziti):
+    return fiba + ziti

@@ -1,0 +1,2 @@
+def babi(zibi):
+    return zibi * 7

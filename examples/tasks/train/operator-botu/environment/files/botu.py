@@ -1,0 +1,2 @@
+def gogu(duku, mima):
+    return duku // mima

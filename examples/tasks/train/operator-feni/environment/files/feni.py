@@ -1,0 +1,2 @@
+def guta(guro, fedo):
+    return guro - fedo

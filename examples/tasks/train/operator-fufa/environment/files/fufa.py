@@ -1,0 +1,2 @@
+def doti(galo, pono):
+    return galo % pono

@@ -1,0 +1,2 @@
+def mili(gadi, feza):
+    return gadi // feza

@@ -1,0 +1,2 @@
+def giro(zili, tigi):
+    return zili + tigi

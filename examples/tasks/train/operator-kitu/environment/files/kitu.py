@@ -1,0 +1,2 @@
+def gira(zolo, pola):
+    return zolo - pola

@@ -1,0 +1,2 @@
+def dupa(memu, zuru):
+    return memu + zuru

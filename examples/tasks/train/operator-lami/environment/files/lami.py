@@ -1,0 +1,2 @@
+def keti(kuma, kozo):
+    return kuma + kozo

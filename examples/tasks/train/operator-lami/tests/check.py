@@ -1,0 +1,103 @@
+"""Judges the work tree of an example task and writes reward.json. Copied into each task as tests/check.py.
+
+Plain Python, nothing to install. Reads case.json beside it. A quarter for the word in done.txt, a quarter for an edit
+of the right kind, a half for the right one; nothing at all when the file is gone or broken, so that damage never pays.
+Code of the agent runs in a child that cannot write files, before the reward is written.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+WORK = Path(os.environ.get("POLAR_WORKDIR", "/app"))
+LOGS = Path(os.environ.get("POLAR_LOGS", "/logs"))
+WEIGHTS = {"word": 0.25, "edited": 0.25, "right": 0.5}
+PROBES = [(17, 5), (40, 7), (9, 4), (23, 10), (6, 6), (100, 3)]
+OPERATORS = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+}
+CHILD = """
+import json, sys
+source, names, probes = json.load(sys.stdin)
+space = {"__name__": "module"}
+exec(compile(source, "module", "exec"), space)
+print(json.dumps({n: [space[n](*p) for p in probes] for n in names if callable(space.get(n))}))
+"""
+
+
+def call(source, names, probes):
+    """What the named functions of a module return for each probe; a name it lacks is left out. None if it breaks."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", CHILD],
+            input=json.dumps([source, names, probes]),
+            capture_output=True,
+            text=True,
+            timeout=5,
+            env={},
+            cwd=TESTS,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        )
+        return dict(json.loads(done.stdout)) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError, TypeError):
+        return None
+
+
+def judge_operator(case, source):
+    """Edited: the function now computes another of the five operators. Right: it computes the one asked for."""
+    results = call(source, [case["function"]], PROBES)
+    if not results:
+        return None
+    got = results[case["function"]]
+    computes = [o for o, f in OPERATORS.items() if got == [f(a, b) for a, b in PROBES]]
+    return {"edited": bool(computes) and computes != [case["wrong"]], "right": computes == [case["right"]]}
+
+
+def judge_line(case, text):
+    """Edited: the line is there. Right: it is the last, and the rest is as it was."""
+    lines, before = text.splitlines(), case["before"].splitlines()
+    if [line for line in lines if line in before] != before:
+        return None
+    return {"edited": case["line"] in lines, "right": lines == [*before, case["line"]]}
+
+
+def judge_rename(case, source):
+    """Edited: the new name is there and computes the same. Right: the old name is gone."""
+    probes = [(a,) for a, _ in PROBES]
+    results = call(source, [case["old"], case["new"]], probes)
+    if not results:
+        return None
+    edited = results.get(case["new"]) == [a * case["factor"] for (a,) in probes]
+    return {"edited": edited, "right": edited and case["old"] not in results}
+
+
+def judge(case):
+    path = WORK / case["file"]
+    if not path.is_file():
+        return dict.fromkeys(WEIGHTS, False)
+    judges = {"operator": judge_operator, "line": judge_line, "rename": judge_rename}
+    found = judges[case["kind"]](case, path.read_text(errors="replace"))
+    if found is None:
+        return dict.fromkeys(WEIGHTS, False)
+    note = WORK / "done.txt"
+    return {"word": note.is_file() and note.read_text(errors="replace").split() == [case["word"]], **found}
+
+
+def main():
+    found = judge(json.loads((TESTS / "case.json").read_text()))
+    reward = sum(weight for part, weight in WEIGHTS.items() if found[part])
+    out = LOGS / "verifier"
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "reward.json").write_text(json.dumps({"reward": reward, **{k: float(v) for k, v in found.items()}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+def lora(leto, zoku):
+    return leto // zoku

@@ -1,0 +1,2 @@
+def munu(teli, poku):
+    return teli % poku

@@ -1,0 +1,2 @@
+def rali(reta, tala):
+    return reta % tala

@@ -1,0 +1,2 @@
+def gonu(nala, nuti):
+    return nala - nuti

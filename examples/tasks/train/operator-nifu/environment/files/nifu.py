@@ -1,0 +1,2 @@
+def nigi(foba, nira):
+    return foba % nira

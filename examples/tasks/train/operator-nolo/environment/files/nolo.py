@@ -1,0 +1,2 @@
+def deli(tafo, kena):
+    return tafo + kena

@@ -1,0 +1,2 @@
+def pagi(nezi, nifi):
+    return nezi // nifi

@@ -1,0 +1,2 @@
+def tetu(gagi, nora):
+    return gagi % nora

@@ -1,0 +1,2 @@
+def laku(fezi, guga):
+    return fezi + guga

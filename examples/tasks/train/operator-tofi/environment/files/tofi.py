@@ -1,0 +1,2 @@
+def ketu(kazo, poni):
+    return kazo + poni

@@ -1,0 +1,2 @@
+def beri(gefa, bado):
+    return gefa - bado

@@ -1,0 +1,2 @@
+def lodu(kafa, zuro):
+    return kafa // zuro

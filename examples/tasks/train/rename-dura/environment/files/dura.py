@@ -1,0 +1,2 @@
+def buna(nopo):
+    return nopo * 3

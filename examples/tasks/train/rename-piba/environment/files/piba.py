@@ -1,0 +1,2 @@
+def zipo(goni):
+    return goni * 4
