@@ -206,7 +206,7 @@ def write_task(task: ExampleTask, folder: Path) -> Path:
 
 
 def draw(rng: random.Random, names: Sequence[str], count: int) -> list[ExampleTask]:
-    """`count` tasks that share no name with one another: a twelfth of each rare kind, the rest `operator`, with operators,
+    """`count` tasks that share no name: a twelfth of each rare kind, the rest `operator`, with their operators,
     phrasings and issues in turn."""
     others = [kind for kind in KINDS[1:] for _ in range(count // 12)]
     pool = rng.sample(list(names), 4 * count)
