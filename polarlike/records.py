@@ -75,7 +75,6 @@ class Cause(StrEnum):
     AMBIGUOUS = "ambiguous"  # two earlier calls fit and differ in tokens
     BRIDGE_REFUSED = "bridge_refused"  # the template cannot extend this turn token for token
     ECHO_EDITED = "echo_edited"  # the harness changed the sampled turn and the session's policy is to fork
-    PARENT_ABORTED = "parent_aborted"  # the reply continued from was never whole
 
 
 @dataclass(slots=True, frozen=True)

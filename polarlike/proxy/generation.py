@@ -1,0 +1,218 @@
+"""One reply being sampled: from a plan to a committed `Call`. Runs as a task of its own, so that a client may go and
+come back; whoever delivers it waits on `changed` and reads what is there.
+
+What holds: `done` is set after the call is on disk, never before, and a call is written exactly once, whole or aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from polarlike.dialects.base import ModelRequest, Usage
+from polarlike.engines.base import Chunk, Conversation, EngineError, GenerateRequest
+from polarlike.proxy.planning import Plan, Turn
+from polarlike.records import Call, Delivery, Ids, Message, Sampling, new_id
+from polarlike.store import StoreError
+
+if TYPE_CHECKING:
+    from polarlike.proxy.session import Session
+
+
+class Generation:
+    def __init__(self, session: Session, request: ModelRequest, plan: Plan, sampling: Sampling, body_hash: bytes):
+        self.session, self.request, self.plan, self.sampling = session, request, plan, sampling
+        self.body_hash = body_hash
+        self.call_id = new_id("call")
+        self.index = session.next_index()
+        self.rewrites: dict[str, int] = {}
+        self.dialect = ""
+        self.created = time.time()
+        self.connections = 0
+        self.retries = 0
+        self.delivery = Delivery.COMMITTED
+        self.done = asyncio.Event()
+        self.error: str | None = None
+        self.reply: Message = {"role": "assistant", "content": ""}
+        self.finish_reason = ""
+        self.malformed = 0
+        self._chunks: list[Chunk] = []
+        self._sampled = False
+        self._changed = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self._task = asyncio.create_task(self._run(), name=self.call_id)
+
+    # ------------------------------------------------------------ for whoever delivers it
+
+    @property
+    def usage(self) -> Usage | None:
+        if self.session.engine.text_only:
+            return None
+        return Usage(int(self.plan.prompt_ids.size), sum(int(c.ids.size) for c in self._chunks))
+
+    def completion_ids(self) -> Ids:
+        return _joined([c.ids for c in self._chunks], np.int32)
+
+    async def changed(self, timeout: float) -> bool:
+        """Waits for news; False after `timeout` seconds without any."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    def connect(self) -> None:
+        self.connections += 1
+        if self._grace:
+            self._grace.cancel()
+            self._grace = None
+
+    def disconnect(self) -> None:
+        """A connection that carried this reply has ended. The last one's end starts the grace period of a reply that is
+        still being sampled."""
+        self.connections -= 1
+        if self.connections == 0 and not self.done.is_set():
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self.session.settings.grace_s, self._stop)
+
+    @property
+    def joinable(self) -> bool:
+        """Its connection closed before the closing event was flushed: the same body again is a retry."""
+        return self.connections == 0 and self.delivery in (Delivery.COMMITTED, Delivery.LOST)
+
+    async def abort(self) -> None:
+        self._stop()
+        await asyncio.wait([self._task])
+
+    def _stop(self) -> None:
+        if not self._sampled:  # a reply that is whole is written, not torn
+            self._task.cancel()
+
+    # ------------------------------------------------------------ sampling
+
+    async def _run(self) -> None:
+        try:
+            await self._sample()
+            self._sampled = True
+            await self._commit(self._finish())
+        except asyncio.CancelledError:
+            self.delivery, self.finish_reason = Delivery.ABORTED, "abort"
+            self.error = "The reply was stopped."
+            self.session.planner.failed(self.plan)
+            await self._commit(self._call())
+        except Exception as e:
+            # Whatever went wrong is the client's answer (a 5xx) and is counted; nothing of it may hang a harness.
+            self.error = str(e) or type(e).__name__
+            self.delivery, self.finish_reason = Delivery.ABORTED, "error"
+            self.session.planner.failed(self.plan)
+            self.session.failures.append(f"{self.call_id}: {type(e).__name__}: {e}")
+            if self._chunks and not isinstance(e, StoreError):
+                await self._commit(self._call())
+        finally:
+            self.done.set()
+            self._changed.set()
+
+    async def _sample(self) -> None:
+        """Reads the engine. If it fails in mid-reply, it is asked once more, from the prompt and what was sampled."""
+        for attempt in (0, 1):
+            sampled = self.completion_ids()
+            left = self.sampling.max_tokens - int(sampled.size)
+            if left <= 0:
+                self.finish_reason = "length"
+                return
+            request = GenerateRequest(
+                request_id=self.call_id if attempt == 0 else f"{self.call_id}.{attempt}",
+                prompt_ids=np.concatenate([self.plan.prompt_ids, sampled]),
+                sampling=replace(self.sampling, max_tokens=left),
+                stop_ids=self.session.stop_ids,
+                cache_key=self.session.session_id,
+                conversation=Conversation(
+                    self.request.messages, self.request.tools, self.session.settings.task, self.request.model
+                ),
+            )
+            try:
+                async with aclosing(self.session.engine.generate(request)) as chunks:
+                    async for chunk in chunks:
+                        self._take(chunk)
+                return
+            except EngineError:
+                if attempt or self.session.engine.text_only:
+                    raise
+                self.session.engine_retries += 1
+
+    def _take(self, chunk: Chunk) -> None:
+        if not self.session.engine.text_only and not chunk.ids.size == chunk.logprobs.size == chunk.versions.size:
+            raise EngineError(
+                f"The engine {self.session.engine.name} returned {chunk.ids.size} token ids, {chunk.logprobs.size} "
+                f"logprobs and {chunk.versions.size} versions; it must return one of each for every token."
+            )
+        self._chunks.append(chunk)
+        if chunk.finish_reason:
+            self.finish_reason = chunk.finish_reason
+        if chunk.reply is not None:
+            self.reply = chunk.reply
+        self._changed.set()
+
+    def _finish(self) -> Call:
+        template = self.session.engine.template
+        if not self.session.engine.text_only and template is not None:
+            parsed = template.parse(self.plan.prompt_ids, self.completion_ids(), self.request.tools)
+            self.reply, self.malformed = parsed.message, parsed.malformed
+        for call in self.reply.get("tool_calls", []):
+            call.setdefault("id", new_id("call"))
+            call.setdefault("type", "function")
+        if self.finish_reason == "stop" and self.reply.get("tool_calls"):
+            self.finish_reason = "tool_calls"
+        return self._call()
+
+    def _call(self) -> Call:
+        ids = self.completion_ids()
+        return Call(
+            call_id=self.call_id,
+            session_id=self.session.session_id,
+            index=self.index,
+            parent_id=self.plan.parent.call_id if self.plan.parent else None,
+            cause=self.plan.cause,
+            new_messages=self.plan.new_messages,
+            tools=self.request.tools,
+            suffix_ids=self.plan.suffix_ids,
+            completion_ids=ids,
+            logprobs=_joined([c.logprobs for c in self._chunks], np.float32),
+            versions=_joined([c.versions for c in self._chunks], np.int32),
+            forced=np.zeros(ids.size, np.bool_),
+            reply=self.reply,
+            finish_reason=self.finish_reason,
+            sampling=self.sampling,
+            requested=self.request.sampling,
+            dropped=self.request.dropped,
+            model=self.request.model,
+            dialect=self.dialect,
+            stream=self.request.stream,
+            delivery=self.delivery,
+            retries=self.retries,
+            echo_edits=self.plan.echo_edits,
+            rewrites=self.rewrites,
+            malformed_calls=self.malformed,
+            text_only=self.session.engine.text_only,
+            started=self.created,
+            finished=time.time(),
+            first_difference=self.plan.first_difference,
+        )
+
+    async def _commit(self, call: Call) -> None:
+        await self.session.store.put_call(call)
+        if self.delivery is Delivery.ABORTED:
+            return
+        turn = Turn(self.call_id, self.plan.parent, self.plan.suffix_ids, call.completion_ids, self.reply)
+        self.session.planner.finished(self.plan, turn)
+
+
+def _joined(pieces: list[Ids], dtype: type[np.generic]) -> np.ndarray:  # type: ignore[type-arg]
+    return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.zeros(0, dtype)
+
