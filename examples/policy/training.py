@@ -1,0 +1,98 @@
+"""The warm start: a list of stages, each a kind of batch, a number of steps and a rate.
+
+Knows batches and a model; writes no files. The order matters: first to copy at all, then the dialogue without the fixed
+advice (a quarter of the tokens), then in full, and last with a teacher that is often wrong. The cue that tells the right
+operator is taught before it is blurred: learned from a noisy teacher it never forms.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from examples.policy.batches import Batch, copy_batch, loss_and_hits, pad
+from examples.policy.dialogue import Teacher, draw_task, teacher_example
+from examples.policy.prompts import MiniPrompts
+from polarlike.templates import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Stage:
+    """batch: dialogues in a step, or copy sequences of 64 tokens where `teacher` is None. full: the share of steps that
+    show the whole prompt. rate: Adam's, falling to a third of it by a line if `cools`."""
+
+    name: str
+    steps: int
+    batch: int
+    rate: float
+    teacher: Teacher | None = None
+    full: float = 0.0
+    cools: bool = False
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the stages draw from."""
+
+    prompts: MiniPrompts
+    template: ChatTemplate
+    names: Sequence[str]
+    vocabulary: int
+    filler: int
+
+
+COPY_LENGTH = 64
+Report = Callable[[dict[str, Any]], None]
+
+
+def train(model: Any, stages: Sequence[Stage], lesson: Lesson, *, seed: int, report: Report) -> list[dict[str, Any]]:
+    """Runs the stages in place and returns one record a stage: its name, steps, seconds, and the mean loss and hits
+    (share of counted tokens that greedy choice gets right) of its last tenth. `report` is called about ten times a stage."""
+    rng = random.Random(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    records = []
+    model.train()
+    for stage in stages:
+        started, tail = time.monotonic(), max(1, stage.steps // 10)
+        figures: list[tuple[float, float]] = []
+        for step, batch in enumerate(_batches(rng, stage, lesson)):
+            for group in optimizer.param_groups:
+                group["lr"] = _rate(stage, step)
+            loss, hits = loss_and_hits(model, batch)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            figures.append((loss.item(), hits))
+            if (step + 1) % tail == 0:
+                report({"stage": stage.name, "step": step + 1, **_mean(figures[-tail:])})
+        seconds = round(time.monotonic() - started, 1)
+        records.append({"stage": stage.name, "steps": stage.steps, "seconds": seconds, **_mean(figures[-tail:])})
+    model.eval()
+    return records
+
+
+def _batches(rng: random.Random, stage: Stage, lesson: Lesson) -> Iterator[Batch]:
+    short = lesson.prompts.shortened()
+    for _ in range(stage.steps):
+        if stage.teacher is None:
+            yield copy_batch(rng, stage.batch, COPY_LENGTH, lesson.vocabulary)
+            continue
+        full = rng.random() < stage.full
+        prompts, size = (lesson.prompts, max(1, stage.batch // 3)) if full else (short, stage.batch)
+        tasks = [draw_task(rng, lesson.names) for _ in range(size)]
+        yield pad([teacher_example(rng, t, stage.teacher, prompts, lesson.template) for t in tasks], lesson.filler)
+
+
+def _rate(stage: Stage, step: int) -> float:
+    return stage.rate * (1 - 2 / 3 * step / stage.steps) if stage.cools else stage.rate
+
+
+def _mean(figures: Sequence[tuple[float, float]]) -> dict[str, float]:
+    losses, hits = zip(*figures, strict=True)
+    return {"loss": round(sum(losses) / len(losses), 4), "hits": round(sum(hits) / len(hits), 4)}
