@@ -1,5 +1,5 @@
-"""The trainer contract: scored trajectories in groups go in; the trainer computes advantages, steps, reports metrics and
-publishes a policy version. Trainers register in the entry-point group `polarlike.trainers`:
+"""The trainer contract: scored trajectories in groups go in; the trainer computes advantages, steps, reports metrics
+and publishes a policy version. Trainers register in the entry-point group `polarlike.trainers`:
 name -> create(options: TrainerOptions) -> Trainer. This module imports no torch.
 """
 
@@ -28,8 +28,8 @@ class Trainer(Protocol):
     policy_version: int
 
     def step(self, groups: list[Group]) -> dict[str, float]:
-        """One optimisation step over scored groups; raises policy_version by one. Blocking: call it in a thread.
-        The metrics are flat floats (loss, grad_norm, reward_mean, kl_k3, clip_fraction, entropy, ...)."""
+        """One optimisation step over scored groups; raises policy_version by one if the weights changed (metric
+        `stepped` is 1), and else leaves it. Blocking: call it in a thread. The metrics are flat floats (loss, grad_norm, reward_mean, kl_k3, clip_fraction, entropy, ...)."""
         ...
 
     def weights(self) -> Mapping[str, Any]:

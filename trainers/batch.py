@@ -1,0 +1,247 @@
+"""From scored groups to batches that one forward can take. Knows numpy and records; no torch, no model.
+
+A rollout's segments, and the rollouts of one harness, share long prefixes. Here every shared token is laid out once:
+the rows of a batch are sorted by their ids, each row keeps only the tokens in which it leaves the row before it, and
+`Block`s say which of the laid-out tokens attend to which. Sorting makes this exact: the longest prefix a row shares
+with any earlier row is the one it shares with its predecessor, so the layout is the prefix tree of the rows without
+its nodes ever being built.
+
+What holds:
+- A token's logprob is conditioned on its own segment's ids before it, and on nothing else.
+- Tokens behind the last token that conditions a trainable one are not laid out.
+- One micro-batch has at most `max_tokens` laid-out tokens, unless a single row alone is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from polarlike.records import Group, Ids, Logprobs, PolarError, Trajectory
+
+Index = npt.NDArray[np.int64]
+Slice = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Row:
+    """One segment with something to learn.
+
+    ids: int32 [T], cut before its last trainable token (nothing is conditioned on that one). sources: int64 [n], where
+    in ids the token before each trainable token stands. targets: int64 [n], the trainable tokens. old_logprobs,
+    advantages: float32 [n]. segment and rollout: indices unique in the step. oldest: the lowest policy version of its
+    tokens.
+    """
+
+    ids: Ids
+    sources: Index
+    targets: Index
+    old_logprobs: Logprobs
+    advantages: Logprobs
+    temperature: float
+    segment: int
+    rollout: int
+    task_id: str
+    role: str
+    oldest: int
+
+
+@dataclass(slots=True, frozen=True)
+class Block:
+    """Laid-out tokens query[0]:query[1] attend to key[0]:key[1]: to all of them, or, where the two are the same slice
+    (`causal`), each to itself and those before it."""
+
+    query: Slice
+    key: Slice
+    causal: bool
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Rows laid out for one forward. P laid-out tokens, R places where logits are needed, N trainable tokens.
+
+    ids, positions: int64 [P]. sources: int64 [R] into ids, each with its temperature, float32 [R]. place: int64 [N]
+    into sources. targets: int64 [N]. old_logprobs, advantages, weights: float32 [N]. row: int64 [N] into rows.
+    unpacked_tokens: what the same rows cost when each is forwarded alone.
+    """
+
+    rows: list[Row]
+    ids: Index
+    positions: Index
+    blocks: list[Block]
+    sources: Index
+    temperatures: Logprobs
+    place: Index
+    targets: Index
+    old_logprobs: Logprobs
+    advantages: Logprobs
+    weights: Logprobs
+    row: Index
+    unpacked_tokens: int
+
+    @property
+    def packed_tokens(self) -> int:
+        return int(self.ids.size)
+
+
+def rows_of(groups: Sequence[Group], advantages: Sequence[npt.NDArray[np.float64]]) -> list[list[list[Row]]]:
+    """Rows by group, then by rollout, in order and without rollouts that have none; advantages[g][i] belongs to
+    groups[g].trajectories[i].
+
+    Raises PolarError on a trainable token that cannot be trained on: a first token (it has no context), a logprob that
+    is not finite, a segment sampled at temperature 0.
+    """
+    by_group: list[list[list[Row]]] = []
+    segments = rollouts = 0
+    for group, values in zip(groups, advantages, strict=True):
+        by_group.append([])
+        for trajectory, value in zip(group.trajectories, values, strict=True):
+            rows = list(_rows(trajectory, float(value), group.task_id, segments, rollouts))
+            segments += len(rows)
+            rollouts += bool(rows)
+            if rows:
+                by_group[-1].append(rows)
+    return by_group
+
+
+def _rows(trajectory: Trajectory, advantage: float, task_id: str, first_segment: int, rollout: int) -> Iterator[Row]:
+    index = first_segment
+    for segment in trajectory.segments:
+        where = np.flatnonzero(segment.loss_mask)
+        if where.size == 0:
+            continue
+        old = segment.logprobs[where].astype(np.float32)
+        name = f"Segment {segment.segment_id} of rollout {trajectory.rollout_id}"
+        if where[0] == 0:
+            raise PolarError(
+                f"{name} has a trainable first token, which has no context; rebuild the run's trajectories."
+            )
+        if not np.isfinite(old).all():
+            raise PolarError(f"{name} has a trainable token without a finite logprob; leave it out of training.")
+        if segment.temperature <= 0:
+            raise PolarError(f"{name} was sampled at temperature 0, where no gradient exists; sample above 0 to train.")
+        yield Row(
+            ids=segment.ids[: where[-1]],
+            sources=where - 1,
+            targets=segment.ids[where].astype(np.int64),
+            old_logprobs=old,
+            advantages=np.full(where.size, advantage, np.float32),
+            temperature=segment.temperature,
+            segment=index,
+            rollout=rollout,
+            task_id=task_id,
+            role=segment.role,
+            oldest=int(segment.versions[where].min()),
+        )
+        index += 1
+
+
+def token_index(rows: Sequence[Row]) -> tuple[Index, Index]:
+    """The segment and the rollout of each trainable token of the rows, in order; both int64 [N]."""
+    counts = [row.targets.size for row in rows]
+    segment = np.repeat(np.array([row.segment for row in rows], np.int64), counts)
+    return segment, np.repeat(np.array([row.rollout for row in rows], np.int64), counts)
+
+
+def micro_batches(
+    rows: Sequence[Row], weights: Logprobs, max_tokens: int, *, share_prefixes: bool = True
+) -> list[MicroBatch]:
+    """Lays rows out in as few micro-batches as a walk in sorted order finds.
+
+    weights: float32 [N], the loss weight of each trainable token in the order of `rows`. share_prefixes False gives
+    every row a micro-batch of its own, for models whose attention cannot follow a tree.
+    """
+    splits = np.split(weights, np.cumsum([row.targets.size for row in rows])[:-1])
+    if not share_prefixes:
+        return [_lay_out([row], [0], [part]) for row, part in zip(rows, splits, strict=True)]
+    # Big-endian bytes compare as the ids themselves do; the sort is stable, so equal streams keep their order.
+    order = sorted(range(len(rows)), key=lambda i: rows[i].ids.astype(">u4").tobytes())
+    batches: list[MicroBatch] = []
+    taken: list[int] = []
+    shared: list[int] = []
+    size = 0
+    for i in order:
+        common = _common_prefix(rows[taken[-1]].ids, rows[i].ids) if taken else 0
+        if taken and size + rows[i].ids.size - common > max_tokens:
+            batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
+            taken, shared, size, common = [], [], 0, 0
+        taken.append(i)
+        shared.append(common)
+        size += rows[i].ids.size - common
+    if taken:
+        batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
+    return batches
+
+
+def _common_prefix(a: Ids, b: Ids) -> int:
+    n = min(a.size, b.size)
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if differ.size else n
+
+
+def _cut(path: list[Slice], length: int) -> list[Slice]:
+    """The first `length` tokens of a path of slices."""
+    kept: list[Slice] = []
+    for start, end in path:
+        if length <= 0:
+            break
+        kept.append((start, min(end, start + length)))
+        length -= end - start
+    return kept
+
+
+def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) -> MicroBatch:
+    """shared[i]: how many leading tokens row i has in common with row i - 1 (0 for the first)."""
+    path: list[Slice] = []
+    own: list[Block] = []
+    across: list[Block] = []
+    sources: list[Index] = []
+    size = 0
+    for row, common in zip(rows, shared, strict=True):
+        path = _cut(path, common)
+        new = row.ids.size - common
+        if new:
+            run = (size, size + new)
+            own.append(Block(run, run, causal=True))
+            _attend_to_prefix(across, run, path)
+            path = [*path, run]
+            size += new
+        where = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in path])
+        sources.append(where[row.sources])
+    counts = [row.targets.size for row in rows]
+    source = np.concatenate(sources)
+    temperature = np.repeat(np.array([row.temperature for row in rows], np.float32), counts)
+    # Rows that sampled the same tokens from the same place share the logits there, unless they differ in temperature.
+    keys, place = np.unique(np.stack([source.astype(np.float64), temperature]), axis=1, return_inverse=True)
+    return MicroBatch(
+        rows=rows,
+        ids=np.concatenate([row.ids[n:] for row, n in zip(rows, shared, strict=True)]).astype(np.int64),
+        positions=np.concatenate(
+            [np.arange(n, row.ids.size, dtype=np.int64) for row, n in zip(rows, shared, strict=True)]
+        ),
+        blocks=own + across,
+        sources=keys[0].astype(np.int64),
+        temperatures=keys[1].astype(np.float32),
+        place=place.reshape(-1),
+        targets=np.concatenate([row.targets for row in rows]),
+        old_logprobs=np.concatenate([row.old_logprobs for row in rows]),
+        advantages=np.concatenate([row.advantages for row in rows]),
+        weights=np.concatenate(weights),
+        row=np.repeat(np.arange(len(rows), dtype=np.int64), counts),
+        unpacked_tokens=sum(row.ids.size for row in rows),
+    )
+
+
+def _attend_to_prefix(across: list[Block], run: Slice, path: list[Slice]) -> None:
+    """Adds run x path to the blocks; a neighbour run that attends to the same slice is joined into one larger block."""
+    for key in path:
+        for i in range(len(across) - 1, -1, -1):
+            before = across[i]
+            if before.key == key and before.query[1] == run[0]:
+                across[i] = Block((before.query[0], run[1]), key, causal=False)
+                break
+        else:
+            across.append(Block(run, key, causal=False))
