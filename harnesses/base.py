@@ -39,7 +39,8 @@ class Launch:
 
 @dataclass(slots=True)
 class HarnessExit:
-    """ok: ended by itself as its makers mean it to. reason: one word (submitted, exited, time_limit, call_limit, error)."""
+    """ok: ended by itself as its makers mean it to. reason is one word: submitted, exited, time_limit, call_limit
+    or error."""
 
     ok: bool
     reason: str
@@ -48,7 +49,8 @@ class HarnessExit:
 
 @dataclass(slots=True, frozen=True)
 class Rewrite:
-    """A volatile span: `pattern` (regular expression) becomes `replacement` in every message before the engine sees it."""
+    """A volatile span: `pattern` (regular expression) becomes `replacement` in every message before the
+    engine sees it."""
 
     name: str
     pattern: str

@@ -10,10 +10,12 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from polarlike.records import PolarError
-from sandbox.tree import TreePatch
+
+if TYPE_CHECKING:
+    from sandbox.tree import TreePatch
 
 
 class SandboxError(PolarError):
@@ -66,7 +68,8 @@ class Check:
 
 @dataclass(slots=True)
 class ToolboxRecipe:
-    """How a harness is installed: Python packages (pinned, `name==version`) under a name that says harness and version."""
+    """How a harness is installed: Python packages (pinned, `name==version`) under a name that says harness and
+    version."""
 
     name: str
     pip: list[str]
@@ -83,6 +86,11 @@ class Toolbox:
 
 class Sandbox(Protocol):
     box_id: str
+
+    def path(self, path: str) -> str:
+        """`path` of a task (/app, /tests/run.sh) as programs in the box name it; the same, but for local boxes. `run`
+        (cwd), `put`, `write` and `read` take either form."""
+        ...
 
     async def run(
         self,
