@@ -53,6 +53,7 @@ class Proxy:
         await session.close()
         for runner in self._runners.pop(session.session_id, []):
             await runner.cleanup()
+        await session.settle()  # of replies whose last bytes left while the sites were closing
 
     async def serve_session(self, session: Session, sock: socket.socket) -> None:
         """A site on one listening socket that serves this session and no other."""
@@ -206,10 +207,10 @@ class Proxy:
             alive = request.transport is not None and not request.transport.is_closing()
         except (ConnectionError, asyncio.CancelledError):
             if generation.delivery is not Delivery.FLUSHED:
-                await asyncio.shield(session.delivered(generation, Delivery.LOST))
+                session.delivered(generation, Delivery.LOST)
             raise
         if alive or generation.delivery is not Delivery.FLUSHED:
-            await session.delivered(generation, Delivery.FLUSHED if alive else Delivery.LOST)
+            session.delivered(generation, Delivery.FLUSHED if alive else Delivery.LOST)
 
 
 async def _runner(app: web.Application) -> web.AppRunner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -33,6 +34,7 @@ class Session:
         self.closed = False
         self._rules = [(r.name, re.compile(r.pattern), r.replacement) for r in settings.rewrites]
         self._by_body: dict[bytes, list[Generation]] = {}
+        self._writes: set[asyncio.Task[None]] = set()
         self._count = 0
 
     def next_index(self) -> int:
@@ -90,9 +92,23 @@ class Session:
                     counts[name] = counts.get(name, 0) + n
         return counts
 
-    async def delivered(self, generation: Generation, delivery: Delivery) -> None:
+    def delivered(self, generation: Generation, delivery: Delivery) -> None:
+        """Notes how far a reply got; the write is awaited by `settle`."""
         generation.delivery = delivery
-        await self.store.update_delivery(generation.call_id, delivery, generation.retries)
+        write = self.store.update_delivery(generation.call_id, delivery, generation.retries)
+        task = asyncio.create_task(write)
+        self._writes.add(task)
+        task.add_done_callback(self._written)
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writes.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.failures.append(f"delivery state not written: {error}")
+
+    async def settle(self) -> None:
+        """Waits until every delivery state noted so far is on disk, or its failure is in `failures`."""
+        if self._writes:
+            await asyncio.wait(self._writes)
 
     async def close(self) -> None:
         """Stops what is being sampled and records it as aborted."""
@@ -101,3 +117,4 @@ class Session:
             for generation in generations:
                 if not generation.done.is_set():
                     await generation.abort()
+        await self.settle()

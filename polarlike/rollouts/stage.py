@@ -1,0 +1,70 @@
+"""Opens what a run needs from its config, and closes all of it: store, engine, proxy, sandbox provider, harness."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from polarlike import plugins
+from polarlike.config import EngineConfig, RunConfig
+from polarlike.engines.base import Engine, EngineOptions
+from polarlike.proxy.server import Proxy
+from polarlike.records import RolloutStatus, UsageError
+from polarlike.rollouts.folder import RunFolder
+from polarlike.rollouts.rollout import Stage
+from polarlike.store import Store
+
+
+def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None) -> Engine:
+    """The engine of a spec such as embedded:DIR. Raises UsageError."""
+    kind, _, argument = config.spec.partition(":")
+    if not kind:
+        raise UsageError("Name an engine with --engine, for example --engine embedded:MODEL_DIR.")
+    factory = plugins.load("engines", kind)
+    options = EngineOptions(
+        log=log,
+        model=config.model,
+        renderer=config.renderer,
+        thinking=config.thinking,
+        seed=seed,
+        dtype=config.dtype,
+        max_batch=config.max_batch,
+    )
+    engine: Engine = factory(argument, options)
+    return engine
+
+
+def make_dialects() -> list[object]:
+    return [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+
+
+@asynccontextmanager
+async def open_stage(config: RunConfig, folder: RunFolder, *, train: bool = True) -> AsyncIterator[Stage]:
+    """Everything started, and what an earlier process of this run left behind cleared away."""
+    async with AsyncExitStack() as stack:
+        provider_class = plugins.load("sandboxes", config.sandbox.kind)
+        broken = [c for c in provider_class.checks() if not c.ok]
+        if broken:
+            raise UsageError(f"The {config.sandbox.kind} sandbox does not work: {broken[0].detail}. {broken[0].fix}")
+        provider = provider_class(state_dir=folder.path / "boxes", run_label=folder.label, **config.sandbox.options)
+        stack.push_async_callback(provider.close)
+        harness = plugins.load("harnesses", config.harness.name)(config.harness.options)
+        store = Store(folder.store_url)
+        stack.push_async_callback(store.close)
+        engine = make_engine(config.engine, seed=config.seed, log=folder.engine_log if config.engine.log else None)
+        stack.push_async_callback(engine.close)
+        await engine.start()
+        proxy = Proxy(engine, store, make_dialects())  # type: ignore[arg-type]
+        stack.push_async_callback(proxy.close)
+        await provider.reap()
+        await _interrupt_unfinished(store)
+        stack.push_async_callback(_interrupt_unfinished, store)
+        yield Stage(config, proxy, store, provider, harness, train=train)
+
+
+async def _interrupt_unfinished(store: Store) -> None:
+    """A rollout that was running when its process ended is run again; its calls stay."""
+    for rollout in store.rollouts(status=RolloutStatus.RUNNING):
+        rollout.status = RolloutStatus.INTERRUPTED
+        await store.put_rollout(rollout)
