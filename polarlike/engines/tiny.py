@@ -75,8 +75,8 @@ DEFAULT_TEXTS = (
 def build_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
     """A byte-level BPE of at most `vocab` tokens with Qwen3's control tokens, trained on `texts`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab - len(CONTROL_TOKENS) - len(MARKUP_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -91,9 +91,10 @@ def build_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, out: Path, *, context: int) -> None:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja in `out`."""
-    from transformers import PreTrainedTokenizerFast
+    import transformers
 
-    fast: Any = PreTrainedTokenizerFast(
+    fast_class: Any = transformers.PreTrainedTokenizerFast
+    fast = fast_class(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -121,8 +122,9 @@ def build_tiny_model(
 ) -> Path:
     """Writes a random fp32 Qwen3 model folder to `out` and returns it.
 
-    vocab: the most tokens the tokenizer may have, control tokens included (at least 265); the embedding is padded up to
-    a multiple of 64. init: standard deviation of the weights; 0.08 keeps a model this narrow from being uniform.
+    vocab: the most tokens the tokenizer may have, control tokens included (at least 265); the embedding has exactly the
+    tokenizer's, so that every id sampled decodes. init: standard deviation of the weights; 0.08 keeps a model this
+    narrow from being uniform.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -132,7 +134,7 @@ def build_tiny_model(
     save_tokenizer(tokenizer, out, context=context)
     end = tokenizer.token_to_id("<|im_end|>")
     config = Qwen3Config(
-        vocab_size=(tokenizer.get_vocab_size() + 63) // 64 * 64,
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=hidden,
         intermediate_size=ff,
         num_hidden_layers=layers,
