@@ -22,9 +22,7 @@ import zstandard
 from polarlike.records import Ids, Logprobs, Mask
 from polarlike.store.schema import HASH_BYTES
 
-_LEVEL = 3
-_FORMAT = 1
-_HEAD = struct.Struct("<B5I")
+_LEVEL = 3  # 9 and 19 save 2 and 5 per cent at several times the cost
 _local = threading.local()
 
 
@@ -93,50 +91,75 @@ def _check_json(value: Any) -> None:
 
 
 # ---------------------------------------------------------------- token arrays
+#
+# Chosen by measurement (benchmarks/store_size.py): ids as variable-length integers, then zstd, are the smallest or near
+# it at every length (tokenizers give common tokens small ids; differences of neighbours are larger than the ids). The
+# high bytes of logprobs (sign, exponent) compress well and the mantissas hardly, so each go into a frame of their own.
+
+_TOKEN_FORMAT = 1
+_HEAD = struct.Struct("<B7I")  # format, lengths
 
 
-def _planes(array: npt.NDArray[Any]) -> bytes:
-    """The bytes of 4-byte values, all first bytes first: the high bytes of ids are then long runs."""
-    return np.ascontiguousarray(array).view(np.uint8).reshape(-1, 4).T.tobytes()
+def varints(values: npt.NDArray[Any]) -> bytes:
+    """int32 as little-endian base-128, 1 to 5 bytes each."""
+    unsigned = values.astype("<i4", copy=False).view("<u4").astype(np.uint64)
+    sizes = np.ones(unsigned.size, np.int64)
+    for k in range(1, 5):
+        sizes += unsigned >= np.uint64(1 << (7 * k))
+    starts = np.cumsum(sizes) - sizes
+    out = np.zeros(int(sizes.sum()), np.uint8)
+    for k in range(5):
+        has = sizes > k
+        more = np.where(sizes[has] > k + 1, 0x80, 0).astype(np.uint8)
+        out[starts[has] + k] = ((unsigned[has] >> np.uint64(7 * k)) & np.uint64(0x7F)).astype(np.uint8) | more
+    return out.tobytes()
 
 
-def _unplanes(data: memoryview, dtype: str, count: int) -> npt.NDArray[Any]:
-    planes = np.frombuffer(data, np.uint8, count * 4).reshape(4, count)
-    return np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+def from_varints(data: bytes) -> Ids:
+    raw = np.frombuffer(data, np.uint8)
+    if not raw.size:
+        return np.zeros(0, np.int32)
+    starts = np.concatenate(([0], np.flatnonzero(raw < 0x80)[:-1] + 1))
+    place = np.arange(raw.size) - np.repeat(starts, np.diff(np.append(starts, raw.size)))
+    values = np.add.reduceat((raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64), starts)
+    return values.astype(np.uint32).view(np.int32)
 
 
 def _run_lengths(values: Ids) -> Ids:
-    """int32 [runs, 2] as value, length."""
+    """int32 [2 * runs]: value, length, value, length, ..."""
     if not values.size:
-        return np.zeros((0, 2), np.int32)
+        return np.zeros(0, np.int32)
     starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    lengths = np.diff(np.concatenate((starts, [values.size])))
-    return np.stack((values[starts], lengths.astype(np.int32)), axis=1).astype(np.int32)
+    lengths = np.diff(np.append(starts, values.size))
+    return np.stack((values[starts], lengths), axis=1).astype(np.int32).reshape(-1)
 
 
 def pack_tokens(suffix_ids: Ids, completion_ids: Ids, logprobs: Logprobs, versions: Ids, forced: Mask) -> bytes:
     """One call's arrays. Versions are run-length coded; forced costs nothing where no token is forced."""
-    suffix_ids, completion_ids = np.asarray(suffix_ids, "<i4"), np.asarray(completion_ids, "<i4")
-    logprobs, runs = np.asarray(logprobs, "<f4"), _run_lengths(np.asarray(versions, "<i4"))
-    forced = np.asarray(forced, np.bool_)
-    sparse = np.packbits(forced).tobytes() if forced.any() else b""
-    body = _planes(suffix_ids) + _planes(completion_ids) + _planes(logprobs) + runs.tobytes() + sparse
-    head = _HEAD.pack(_FORMAT, suffix_ids.size, completion_ids.size, logprobs.size, len(runs), forced.size)
-    return head + compress(body)
+    runs = _run_lengths(np.asarray(versions, np.int32))
+    integers = np.concatenate((np.asarray(suffix_ids, np.int32), np.asarray(completion_ids, np.int32), runs))
+    bits = np.packbits(np.asarray(forced, np.bool_)).tobytes() if forced.any() else b""
+    planes = np.asarray(logprobs, "<f4").view(np.uint8).reshape(-1, 4).T
+    frames = [compress(varints(integers)), compress(planes[3].tobytes()), compress(planes[:3].tobytes())]
+    body = b"".join([*frames, bits])
+    counts = (suffix_ids.size, completion_ids.size, logprobs.size, forced.size, *map(len, frames))
+    return _HEAD.pack(_TOKEN_FORMAT, *counts) + body
 
 
 def unpack_tokens(data: bytes) -> tuple[Ids, Ids, Logprobs, Ids, Mask]:
     """suffix_ids, completion_ids, logprobs, versions, forced."""
-    kind, n_suffix, n_completion, n_logprobs, n_runs, n_forced = _HEAD.unpack_from(data)
-    if kind != _FORMAT:
+    kind, n_suffix, n_completion, n_logprobs, n_forced, *sizes = _HEAD.unpack_from(data)
+    if kind != _TOKEN_FORMAT:
         raise ValueError(f"unknown token format {kind}")
-    body = memoryview(decompress(data[_HEAD.size :]))
-    arrays = []
-    for dtype, count in (("<i4", n_suffix), ("<i4", n_completion), ("<f4", n_logprobs)):
-        arrays.append(_unplanes(body, dtype, count))
-        body = body[count * 4 :]
-    runs = np.frombuffer(body, "<i4", n_runs * 2).reshape(-1, 2)
-    versions = np.repeat(runs[:, 0], runs[:, 1]).astype(np.int32)
-    packed = np.frombuffer(body[n_runs * 8 :], np.uint8)
-    forced = np.unpackbits(packed, count=n_forced).astype(np.bool_) if packed.size else np.zeros(n_forced, np.bool_)
-    return arrays[0], arrays[1], arrays[2], versions, forced
+    frames, at = [], _HEAD.size
+    for size in sizes:
+        frames.append(decompress(data[at : at + size]))
+        at += size
+    integers = from_varints(frames[0])
+    suffix_ids, completion_ids, runs = np.split(integers, (n_suffix, n_suffix + n_completion))
+    planes = np.frombuffer(frames[2] + frames[1], np.uint8).reshape(4, n_logprobs)
+    logprobs = np.ascontiguousarray(planes.T).reshape(-1).view("<f4")
+    versions = np.repeat(runs[::2], runs[1::2])
+    bits = np.frombuffer(data, np.uint8, offset=at)
+    forced = np.unpackbits(bits, count=n_forced).astype(np.bool_) if bits.size else np.zeros(n_forced, np.bool_)
+    return suffix_ids.copy(), completion_ids.copy(), logprobs, versions, forced

@@ -8,6 +8,7 @@ or each call would bring a new one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,15 @@ from polarlike.store.codec import compress, decompress, digest, dump_json, load_
 from polarlike.store.schema import HASH_BYTES
 
 _SHARED = ("requested", "dropped", "model", "dialect", "stream", "rewrites", "text_only")
-_OWN = ("parent_id", "finish_reason", "echo_edits", "malformed_calls", "started", "finished", "first_difference")
+_OWN: dict[str, Any] = {  # field to the value that is not written; these are of the format and never change
+    "parent_id": None,
+    "finish_reason": "stop",
+    "echo_edits": [],
+    "malformed_calls": 0,
+    "started": 0.0,
+    "finished": 0.0,
+    "first_difference": None,
+}
 
 
 @dataclass(slots=True)
@@ -36,7 +45,7 @@ class Encoded:
 def encode_call(call: Call) -> Encoded:
     out = Encoded({})
     sampling = asdict(call.sampling)
-    own = {name: getattr(call, name) for name in _OWN}
+    own = {name: value for name, blank in _OWN.items() if (value := getattr(call, name)) != blank}
     own |= {"cause": call.cause.value, "max_tokens": sampling.pop("max_tokens"), "seed": sampling.pop("seed")}
     shared = {name: getattr(call, name) for name in _SHARED} | {"sampling": sampling}
     out.row = {
@@ -67,7 +76,7 @@ def blobs_of(row: Mapping[str, Any]) -> list[bytes]:
 
 def decode_call(row: Mapping[str, Any], blob: Mapping[bytes, bytes]) -> Call:
     """blob: hash to uncompressed JSON. Every record gets its own copies, so that changing one changes no other."""
-    own, shared = load_json(row["fields"]), load_json(blob[row["settings"]])
+    own, shared = deepcopy(_OWN) | load_json(row["fields"]), load_json(blob[row["settings"]])
     sampling = shared.pop("sampling")
     sampling |= {"max_tokens": own.pop("max_tokens"), "seed": own.pop("seed"), "stop": tuple(sampling["stop"])}
     suffix_ids, completion_ids, logprobs, versions, forced = unpack_tokens(row["tokens"])

@@ -10,16 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
+from zstandard import ZstdError
 
 from polarlike.records import Call, Delivery, Rollout, RolloutStatus
 from polarlike.store import rows, schema
 from polarlike.store.codec import decompress
 from polarlike.store.database import StoreError, insert_or_replace, open_database, sentence
 from polarlike.store.writer import Write, Writer
+
+T = TypeVar("T")
 
 _IN_CHUNK = 500  # values in one IN (...), below every database's limit
 
@@ -111,7 +114,7 @@ class Store:
             sa.select(table).where(table.c.session_id == session_id).order_by(table.c.position, table.c.call_id)
         )
         blobs = self._blobs({name for row in found for name in rows.blobs_of(row)})
-        return [rows.decode_call(row, blobs) for row in found]
+        return self._decoded(lambda row: rows.decode_call(row, blobs), found)
 
     def sessions(self, rollout_id: str | None = None) -> list[SessionRecord]:
         """All sessions, or those of a rollout, oldest first."""
@@ -119,10 +122,10 @@ class Store:
         query = sa.select(table).order_by(table.c.created, table.c.session_id)
         if rollout_id is not None:
             query = query.where(table.c.rollout_id == rollout_id)
-        return [
-            SessionRecord(r["session_id"], r["rollout_id"], rows.decode_value(r["settings"]), r["created"])
-            for r in self._read(query)
-        ]
+        return self._decoded(
+            lambda r: SessionRecord(r["session_id"], r["rollout_id"], rows.decode_value(r["settings"]), r["created"]),
+            self._read(query),
+        )
 
     def rollouts(
         self, status: RolloutStatus | None = None, *, task_id: str | None = None, group_id: str | None = None
@@ -136,24 +139,31 @@ class Store:
             query = query.where(table.c.task_id == task_id)
         if group_id is not None:
             query = query.where(table.c.group_id == group_id)
-        return [rows.decode_rollout(row) for row in self._read(query)]
+        return self._decoded(rows.decode_rollout, self._read(query))
 
     def rollout(self, rollout_id: str) -> Rollout | None:
         found = self._read(sa.select(schema.rollouts).where(schema.rollouts.c.rollout_id == rollout_id))
-        return rows.decode_rollout(found[0]) if found else None
+        return next(iter(self._decoded(rows.decode_rollout, found)), None)
 
     def meta(self, key: str) -> dict[str, Any] | None:
         found = self._read(sa.select(schema.meta).where(schema.meta.c.key == key))
-        return rows.decode_value(found[0]["value"]) if found else None
+        return next(iter(self._decoded(lambda row: rows.decode_value(row["value"]), found)), None)
 
     def _blobs(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
         """hash to uncompressed JSON."""
         wanted, out = sorted(names), {}
         for k in range(0, len(wanted), _IN_CHUNK):
             query = sa.select(schema.blobs).where(schema.blobs.c.hash.in_(wanted[k : k + _IN_CHUNK]))
-            for row in self._read(query):
-                out[row["hash"]] = decompress(row["data"])
+            read = self._read(query)
+            plain = self._decoded(lambda row: decompress(row["data"]), read)
+            out |= {row["hash"]: data for row, data in zip(read, plain, strict=True)}
         return out
+
+    def _decoded(self, decode: Callable[[dict[str, Any]], T], found: Iterable[dict[str, Any]]) -> list[T]:
+        try:
+            return [decode(row) for row in found]
+        except (ZstdError, ValueError, KeyError, TypeError) as e:
+            raise StoreError(f"The store {self._where} holds a damaged record; restore it from a copy ({e}).") from e
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         try:
