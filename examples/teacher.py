@@ -54,8 +54,9 @@ def _edit(issue: str, file: str, text: str) -> str | None:
     if names := re.search(r"Rename the function (\w+) to (\w+)", issue):
         return f"sed -i 's| {names[1]}| {names[2]}|' {file}"
     wrong = re.search(r"return \w+ (\S+) \w+", text)
-    right = [operator for words, operator in OPERATORS if re.search(words, issue)]
-    return f"sed -i 's| {wrong[1]} | {right[0]} |' {file}" if wrong and right else None
+    # The first that is said: the harness's own words come after the issue and may sound like one.
+    right = sorted((found.start(), operator) for words, operator in OPERATORS if (found := re.search(words, issue)))
+    return f"sed -i 's| {wrong[1]} | {right[0][1]} |' {file}" if wrong and right else None
 
 
 def _issue(conversation: Any) -> str:

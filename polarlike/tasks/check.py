@@ -75,7 +75,7 @@ async def _attempt(task: Task, provider: SandboxProvider, check: TaskCheck, *, s
         box = await open_task_box(provider, task, f"{task.task_id}-{label}")
         try:
             if solve:
-                _expect_ended(check, await _solve(task, box))
+                _expect_ended(check, task, await _solve(task, box))
             patch = await box.patch()
         finally:
             await asyncio.shield(box.stop())
@@ -92,9 +92,9 @@ async def _solve(task: Task, box: Sandbox) -> RunResult:
     return await box.run(["bash", "-c", _SOLVE], timeout=task.limits.agent_s, env=env)
 
 
-def _expect_ended(check: TaskCheck, result: RunResult) -> None:
+def _expect_ended(check: TaskCheck, task: Task, result: RunResult) -> None:
     if result.timed_out:
-        check.problems.append(f"The solution did not end within {result.seconds:.0f} seconds.")
+        check.problems.append(f"The solution did not end within its {task.limits.agent_s:g} seconds.")
     elif result.exit_code != 0:
         said = result.stderr.decode(errors="replace").strip().splitlines()
         check.problems.append(f"The solution ended with code {result.exit_code}: {said[-1] if said else 'no message'}.")
