@@ -163,9 +163,13 @@ class RendererTemplate:
         from renderers import create_renderer
         from renderers.configs import BaseRendererConfig
 
-        configs = {c.model_fields["name"].default: c for c in _subclasses(BaseRendererConfig) if "name" in c.model_fields}
+        configs = {
+            c.model_fields["name"].default: c for c in _subclasses(BaseRendererConfig) if "name" in c.model_fields
+        }
         if renderer not in configs or renderer in ("auto", "default", "custom"):
-            known = ", ".join(sorted(n for n in configs if isinstance(n, str) and n not in ("auto", "default", "custom")))
+            known = ", ".join(
+                sorted(n for n in configs if isinstance(n, str) and n not in ("auto", "default", "custom"))
+            )
             raise UsageError(f"There is no renderer {renderer!r}; set --renderer to one of: {known}.")
         kind = configs[renderer]
         settings: dict[str, Any] = {"thinking_retention": "all"}
@@ -261,9 +265,7 @@ class RendererTemplate:
                 if isinstance(m.get(key), str):
                     m[key] = self._guard.text(m[key])
             if m.get("tool_calls"):
-                m["tool_calls"] = [
-                    {**c, "function": self._guard.tree(c["function"])} for c in m["tool_calls"]
-                ]
+                m["tool_calls"] = [{**c, "function": self._guard.tree(c["function"])} for c in m["tool_calls"]]
             m.setdefault("content", "")
             out.append(m)
         return out
@@ -324,6 +326,4 @@ def load_template(model_dir: Path, *, renderer: str | None = None, thinking: boo
             raise UsageError(
                 f"No renderer is known for model type {kind!r} in {model_dir}; name its family with --renderer."
             )
-    return RendererTemplate(
-        Tokenizer.from_file(str(tokenizer_file)), renderer, thinking=thinking, model=model_dir.name
-    )
+    return RendererTemplate(Tokenizer.from_file(str(tokenizer_file)), renderer, thinking=thinking, model=model_dir.name)

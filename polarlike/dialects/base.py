@@ -84,7 +84,9 @@ class Dialect(Protocol):
         """The whole answer as one JSON body: the stream of events, folded."""
         ...
 
-    def error(self, status: int, message: str, *, kind: str = "", param: str | None = None, code: str | None = None) -> bytes:
+    def error(
+        self, status: int, message: str, *, kind: str = "", param: str | None = None, code: str | None = None
+    ) -> bytes:
         """An error body in the dialect's own shape."""
         ...
 

@@ -320,6 +320,7 @@ class Batch:
     def _drop(self, s: Sequence) -> None:
         self.allocator.give_back(s.own)
         s.own = []
+        s.scores = []
         self._leave(s)
 
     def _forget(self, s: Sequence) -> None:

@@ -10,9 +10,10 @@ import asyncio
 import time
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from polarlike.dialects.base import ModelRequest, Usage
 from polarlike.engines.base import Chunk, Conversation, EngineError, GenerateRequest
@@ -213,6 +214,5 @@ class Generation:
         self.session.planner.finished(self.plan, turn)
 
 
-def _joined(pieces: list[Ids], dtype: type[np.generic]) -> np.ndarray:  # type: ignore[type-arg]
+def _joined(pieces: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.zeros(0, dtype)
-

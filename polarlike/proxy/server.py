@@ -121,9 +121,7 @@ class Proxy:
         body = await request.read()
         try:
             asked = dialect.parse(body)
-            generation = session.generation(
-                asked, body, dialect=dialect.name, marked_retry=_retry_count(request) > 0
-            )
+            generation = session.generation(asked, body, dialect=dialect.name, marked_retry=_retry_count(request) > 0)
         except (DialectError, TemplateError) as e:
             session.refusals.append(str(e))
             raise
@@ -173,9 +171,7 @@ class Proxy:
             await response.write(dialect.error_event(generation.error))
             await response.write_eof()
             return response
-        closing = list(
-            dialect.closing(meta, generation.reply, generation.finish_reason, generation.usage, sent=sent)
-        )
+        closing = list(dialect.closing(meta, generation.reply, generation.finish_reason, generation.usage, sent=sent))
         await self._close_with(request, response, session, generation, closing)
         return response
 

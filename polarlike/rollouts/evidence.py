@@ -9,7 +9,7 @@ from typing import Any
 from polarlike.engines.log import read_log
 from polarlike.records import RolloutStatus
 from polarlike.store import Store
-from reconstruct.fidelity import compare_with_engine_log
+from reconstruct.evidence import compare_with_engine_log
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ def audit(store: Store, engine_log: Path) -> Evidence:
             continue
         result = compare_with_engine_log(store.calls(rollout.session_id), log)
         found.rollouts += 1
-        found.trainable += result.trainable
-        found.equal += result.equal
-        found.first_mismatch = found.first_mismatch or result.first_mismatch
+        found.trainable += result["trainable"]
+        found.equal += result["equal"]
+        found.first_mismatch = found.first_mismatch or result["first_mismatch"]
     return found

@@ -48,7 +48,9 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise UsageError(f"Cannot make the run folder {self.path} ({e.strerror}); choose another with --out.") from e
+            raise UsageError(
+                f"Cannot make the run folder {self.path} ({e.strerror}); choose another with --out."
+            ) from e
         self._lock = (self.path / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -133,8 +133,8 @@ def _context(stage: Stage, task: Task, session: Session, box: Sandbox, toolbox: 
         base_url=f"http://{box.address(PROXY_PORT)}",
         key=session.key,
         model=stage.proxy.engine.model_name,
-        workdir=box.inside(task.environment.workdir),
-        home=box.inside("/tmp/home"),
+        workdir=box.path(task.environment.workdir),
+        home=box.path("/tmp/home"),
         toolbox=toolbox,
         timeout_s=task.limits.agent_s,
         max_calls=task.limits.max_calls,
@@ -225,4 +225,3 @@ class _timed:
 
     def __exit__(self, *_: object) -> None:
         self._timings[self._name] = self._timings.get(self._name, 0.0) + time.perf_counter() - self._start
-

@@ -1,0 +1,208 @@
+"""The command `polar`: flags to a config, a command to its module, and every error to one sentence.
+
+Exit codes: 0 done, 1 the run failed, 2 bad usage. A traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from polarlike.config import RunConfig, load_config
+from polarlike.records import PolarError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning on any agent, unopened.",
+)
+tasks_app = typer.Typer(no_args_is_help=True, help="Check task sets.")
+app.add_typer(tasks_app, name="tasks")
+console = Console()
+
+Tasks = Annotated[str | None, typer.Argument(help="A task folder, a folder of them, or a JSONL file.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with any of the settings.")]
+Engine = Annotated[str | None, typer.Option(help="embedded:MODEL_DIR or scripted:FILE.")]
+Model = Annotated[Path | None, typer.Option(help="Model folder that gives a scripted engine tokens and logprobs.")]
+Renderer = Annotated[str | None, typer.Option(help="Chat-template family, if the model folder does not tell.")]
+HarnessName = Annotated[str | None, typer.Option("--harness", help="The agent program, for example mini-swe-agent.")]
+Command = Annotated[str | None, typer.Option("--command", help="The command line, with --harness shell.")]
+Sandbox = Annotated[str | None, typer.Option(help="docker, or local (no isolation).")]
+Samples = Annotated[int | None, typer.Option(help="Rollouts a task.")]
+Concurrency = Annotated[int | None, typer.Option(help="Rollouts at once.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; the same command again resumes it.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of task order and sampling.")]
+Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; wins over the harness's.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens a reply may have.")]
+MaxCalls = Annotated[int | None, typer.Option(help="Model calls a rollout may make.")]
+EngineLog = Annotated[bool | None, typer.Option("--engine-log", help="Keep the engine's own log as evidence.")]
+
+
+def _config(file: Path | None, flags: dict[str, Any]) -> RunConfig:
+    names = {
+        "engine": "engine.spec",
+        "model": "engine.model",
+        "renderer": "engine.renderer",
+        "engine_log": "engine.log",
+        "harness": "harness.name",
+        "command": "harness.options.command",
+        "sandbox": "sandbox.kind",
+        "temperature": "sampling.temperature",
+        "max_tokens": "sampling.max_tokens",
+        "max_calls": "limits.max_calls",
+        "trainer": "trainer.name",
+        "steps": "train.steps",
+        "tasks_per_step": "train.tasks_per_step",
+        "eval_tasks": "train.eval_tasks",
+        "eval_samples": "train.eval_samples",
+    }
+    return load_config(file, {names.get(flag, flag): value for flag, value in flags.items()})
+
+
+@app.command("collect", help="Run rollouts and keep them on disk, scored.")
+@app.command("eval", help="Measure pass@1 and pass@k with confidence intervals.")
+def collect(
+    context: typer.Context,
+    tasks: Tasks = None,
+    config: ConfigFile = None,
+    engine: Engine = None,
+    model: Model = None,
+    renderer: Renderer = None,
+    harness: HarnessName = None,
+    command: Command = None,
+    sandbox: Sandbox = None,
+    samples: Samples = None,
+    concurrency: Concurrency = None,
+    out: Out = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    max_calls: MaxCalls = None,
+    engine_log: EngineLog = None,
+) -> None:
+    from polarlike.commands import collect as work
+
+    _run(work.run(_config(config, _flags(locals())), context.info_name or "collect", console))
+
+
+@app.command()
+def train(
+    tasks: Tasks = None,
+    config: ConfigFile = None,
+    engine: Engine = None,
+    renderer: Renderer = None,
+    harness: HarnessName = None,
+    command: Command = None,
+    sandbox: Sandbox = None,
+    trainer: Annotated[str | None, typer.Option(help="A registered trainer, for example grpo.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    tasks_per_step: Annotated[int | None, typer.Option(help="Groups a step.")] = None,
+    samples: Samples = None,
+    eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, evaluated before and after.")] = None,
+    eval_samples: Annotated[int | None, typer.Option(help="Rollouts a held-out task.")] = None,
+    concurrency: Concurrency = None,
+    out: Out = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    max_calls: MaxCalls = None,
+    engine_log: EngineLog = None,
+) -> None:
+    """Train the policy through the agent: collect, step, publish, again."""
+    from polarlike.commands import train as work
+
+    _run(work.run(_config(config, _flags(locals())), console))
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    engine: Engine = None,
+    model: Model = None,
+    renderer: Renderer = None,
+    out: Out = None,
+    seed: Seed = None,
+    temperature: Temperature = None,
+    max_tokens: MaxTokens = None,
+    engine_log: EngineLog = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the model routes; 0 is any free one.")] = 8000,
+    admin_port: Annotated[int, typer.Option(help="Port of the control API on loopback; 0 is any free one.")] = 8001,
+) -> None:
+    """Serve the proxy alone, for agents started by hand."""
+    from polarlike.commands import serve as work
+
+    flags = _flags(locals(), "host", "port", "admin_port")
+    _run(work.run(_config(config, flags), host, port, admin_port, console))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    rollout: Annotated[str | None, typer.Argument(help="A rollout id, or a place such as TASK:0.")] = None,
+) -> None:
+    """Print a run, or one trajectory turn by turn."""
+    from polarlike.commands import show as work
+
+    if rollout is None:
+        work.show_run(run, console)
+    else:
+        work.show_rollout(run, rollout, console)
+
+
+@app.command()
+def doctor(model: Annotated[Path | None, typer.Option(help="Also check this model folder.")] = None) -> None:
+    """Say what works on this machine, and the command that mends what does not."""
+    from polarlike.commands import doctor as work
+
+    if not work.run(model, console):
+        raise typer.Exit(1)
+
+
+@tasks_app.command("check")
+def tasks_check(
+    tasks: Annotated[str, typer.Argument(help="A task folder, a folder of them, or a JSONL file.")],
+    sandbox: Annotated[str, typer.Option(help="docker, or local (no isolation).")] = "docker",
+    concurrency: Annotated[int, typer.Option(help="Tasks at once.")] = 2,
+) -> None:
+    """Prove that each task's solution scores 1 and doing nothing scores 0."""
+    from polarlike.commands import tasks as work
+
+    if not _run(work.check(tasks, sandbox, concurrency, console)):
+        raise typer.Exit(1)
+
+
+def _flags(given: dict[str, Any], *not_settings: str) -> dict[str, Any]:
+    return {k: v for k, v in given.items() if k not in ("config", "context", "work", *not_settings)}
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a command's coroutine on uvloop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def main() -> None:
+    errors = Console(stderr=True)
+    try:
+        code = app(standalone_mode=False)
+    except PolarError as e:
+        errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(e.exit_code)
+    except click.ClickException as e:
+        errors.print(f"polar: {e.format_message()}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        errors.print("polar: stopped; the same command resumes the run.", highlight=False)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

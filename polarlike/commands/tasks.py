@@ -1,0 +1,44 @@
+"""polar tasks check: doing nothing must score 0 and the solution 1."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from polarlike import plugins
+from polarlike.records import Score, UsageError
+from polarlike.tasks import load_tasks
+from polarlike.tasks.check import check_tasks
+
+
+async def check(spec: str, sandbox: str, concurrency: int, console: Console) -> bool:
+    """Prints a line a task; whether all are as they should be."""
+    tasks = load_tasks(spec)
+    provider_class = plugins.load("sandboxes", sandbox)
+    broken = [c for c in provider_class.checks() if not c.ok]
+    if broken:
+        raise UsageError(f"The {sandbox} sandbox does not work: {broken[0].detail}. {broken[0].fix}")
+    with tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
+        provider = provider_class(state_dir=Path(folder), run_label=Path(folder).name)
+        try:
+            found = await check_tasks(tasks, provider, concurrency=concurrency)
+        finally:
+            await provider.close()
+    table = Table()
+    for name in ("task", "nothing", "solution", "seconds", "problems"):
+        table.add_column(name, justify="left" if name in ("task", "problems") else "right")
+    for one in found:
+        table.add_row(one.task_id, _said(one.nothing), _said(one.oracle), f"{one.seconds:.1f}", " ".join(one.problems))
+    console.print(table)
+    good = sum(one.ok for one in found)
+    console.print(f"{good} of {len(found)} tasks grade as they should.")
+    return good == len(found)
+
+
+def _said(score: Score | None) -> str:
+    if score is None:
+        return "-"
+    return "unscored" if score.value is None else f"{score.value:g}"

@@ -1,0 +1,105 @@
+"""polar train: the loop, and what is printed of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from polarlike import plugins
+from polarlike.commands import tables
+from polarlike.commands.progress import RolloutProgress
+from polarlike.config import RunConfig
+from polarlike.records import UsageError
+from polarlike.rollouts.evidence import audit
+from polarlike.rollouts.folder import RunFolder
+from polarlike.rollouts.stage import open_stage
+from polarlike.tasks import load_tasks
+from trainers.base import TrainerOptions
+from trainers.loop import Loop
+
+
+async def run(config: RunConfig, console: Console) -> None:
+    tasks = load_tasks(config.tasks)
+    eval_tasks = load_tasks(config.train.eval_tasks) if config.train.eval_tasks else []
+    options = TrainerOptions(_model_folder(config), config.out, config.seed, config.trainer.settings)
+    folder = RunFolder(config.out)
+    folder.open(config, "train")
+    try:
+        trainer = plugins.load("trainers", config.trainer.name)(options)
+        async with open_stage(config, folder) as stage:
+            if stage.proxy.engine.text_only:
+                raise UsageError("This engine returns no token ids, so there is nothing to train on; give it --model.")
+
+            def report(kind: str, values: dict[str, Any]) -> None:
+                console.print(_line(kind, values))
+
+            total = config.samples * config.train.tasks_per_step * config.train.steps
+            total += 2 * len(eval_tasks) * config.train.eval_samples
+            with RolloutProgress(console, "train", total) as progress:
+                loop = Loop(
+                    stage,
+                    trainer,
+                    folder,
+                    tasks=tasks,
+                    eval_tasks=eval_tasks,
+                    report=report,
+                    on_rollout=progress.rollout,
+                )
+                await loop.run()
+            print_run(folder, console)
+            if folder.engine_log.is_file():
+                console.print(tables.fidelity_line(audit(stage.store, folder.engine_log)))
+        console.print(f"Run folder: {config.out}")
+    finally:
+        folder.close()
+
+
+def print_run(folder: RunFolder, console: Console) -> None:
+    """The run's steps and evaluations as one table, from metrics.jsonl."""
+    table = Table(title="Training", title_justify="left")
+    for name in ("", "version", "rollouts", "reward", "grad norm", "KL (k3)", "clipped", "trained tokens", "seconds"):
+        table.add_column(name, justify="right")
+    for m in folder.metrics():
+        if m["kind"] == "eval":
+            reward = f"{m['reward']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" if "reward" in m else "-"
+            table.add_row(f"eval {m['step']}", str(m["policy_version"]), "", reward)
+        elif m["kind"] == "step":
+            table.add_row(
+                f"step {m['step']}",
+                str(m["policy_version"]),
+                str(m["rollouts"]),
+                _number(m.get("reward_mean")),
+                _number(m.get("grad_norm")),
+                _number(m.get("kl_k3"), "{:.1e}"),
+                _number(m.get("clip_fraction")),
+                _number(m.get("trainable_tokens"), "{:.0f}"),
+                f"{m['rollout_s']:.0f} + {m['train_s']:.0f}",
+            )
+    console.print(table)
+
+
+def _number(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _line(kind: str, values: dict[str, Any]) -> str:
+    if kind == "eval":
+        reward = f"{values['reward']:.3f}" if "reward" in values else "none scored"
+        return f"evaluation before step {values['step']}: reward {reward} on {values['tasks']} held-out tasks"
+    return (
+        f"step {values['step']}: reward {_number(values.get('reward_mean'))}, grad norm "
+        f"{_number(values.get('grad_norm'))}, policy version {values['policy_version']}"
+    )
+
+
+def _model_folder(config: RunConfig) -> Path:
+    """The model that is trained: the embedded engine's, or the one that gives a scripted engine its tokens."""
+    kind, _, argument = config.engine.spec.partition(":")
+    if kind == "embedded":
+        return Path(argument)
+    if config.engine.model is None:
+        raise UsageError("Training needs a model folder: use --engine embedded:MODEL_DIR.")
+    return config.engine.model

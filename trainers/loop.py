@@ -1,0 +1,159 @@
+"""The training loop: collect groups, step, checkpoint, publish, again. Knows no advantage or loss; the trainer does.
+
+What holds: a checkpoint is written before its weights are published, so a killed run resumes at the step it was in, with
+the policy that sampled what is already there; rollouts of that step that are done are used, not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from polarlike.config import RunConfig
+from polarlike.records import Group, Rollout, RolloutStatus, Task, UsageError
+from polarlike.rollouts.collect import Wanted, collect
+from polarlike.rollouts.folder import RunFolder
+from polarlike.rollouts.rollout import Stage
+from polarlike.rollouts.stats import Summary, summarise
+from trainers.base import Trainer
+
+Report = Callable[[str, dict[str, Any]], None]
+"""Called with ("step" | "eval", values) as each ends."""
+
+OnRollout = Callable[[Rollout], None]
+
+
+class Loop:
+    def __init__(
+        self,
+        stage: Stage,
+        trainer: Trainer,
+        folder: RunFolder,
+        *,
+        tasks: list[Task],
+        eval_tasks: list[Task],
+        report: Report,
+        on_rollout: OnRollout | None = None,
+    ):
+        if not tasks:
+            raise UsageError("There are no tasks to train on.")
+        self.stage, self.trainer, self.folder = stage, trainer, folder
+        self.tasks, self.eval_tasks, self.report, self.on_rollout = tasks, eval_tasks, report, on_rollout
+        self.config: RunConfig = stage.config
+
+    async def run(self) -> None:
+        first = await self._resume()
+        steps = self.config.train.steps
+        for step in range(first, steps):
+            if step == 0 or self._evaluates(step):
+                await self._evaluate(step)
+            await self._step(step)
+        await self._evaluate(steps)
+        await asyncio.to_thread(self.trainer.save_model, self.folder.path / "model")
+
+    # ------------------------------------------------------------
+
+    async def _step(self, step: int) -> None:
+        start = time.perf_counter()
+        groups = await self._collect(f"step{step:04d}", self._choose(step), self.config.samples, train=True)
+        sampled = time.perf_counter()
+        metrics = await asyncio.to_thread(self.trainer.step, groups)
+        stepped = time.perf_counter()
+        checkpoint = self._checkpoint(step + 1)
+        await asyncio.to_thread(self.trainer.save, checkpoint)
+        self._drop_old(step + 1)
+        await self._publish()
+        values = {
+            "step": step,
+            "policy_version": self.trainer.policy_version,
+            "rollouts": sum(len(g.trajectories) for g in groups),
+            "rollout_s": round(sampled - start, 2),
+            "train_s": round(stepped - sampled, 2),
+            **metrics,
+        }
+        self.folder.metric("step", **values)
+        self.report("step", values)
+
+    async def _evaluate(self, step: int) -> None:
+        if not self.eval_tasks or self._evaluated(step):
+            return
+        name = f"eval{step:04d}"
+        await self._collect(name, self.eval_tasks, self.config.train.eval_samples, train=False)
+        summary = self._summary(name)
+        values: dict[str, Any] = {"step": step, "policy_version": self.trainer.policy_version, "tasks": summary.tasks}
+        if summary.reward:
+            values |= {"reward": summary.reward.value, "low": summary.reward.low, "high": summary.reward.high}
+        if 1 in summary.pass_at:
+            values["pass_at_1"] = summary.pass_at[1].value
+        values["unscored"] = summary.unscored
+        self.folder.metric("eval", **values)
+        self.report("eval", values)
+
+    async def _collect(self, name: str, tasks: list[Task], samples: int, *, train: bool) -> list[Group]:
+        self.stage.train = train
+        wanted = [Wanted(task, f"{name}/{task.task_id}", samples) for task in tasks]
+        groups = [group async for group in collect(self.stage, wanted, self.on_rollout)]
+        # In the order of the tasks, so that a step does not depend on which rollout ended first.
+        order = {w.group_id: k for k, w in enumerate(wanted)}
+        return sorted(groups, key=lambda g: order[g.group_id])
+
+    def _choose(self, step: int) -> list[Task]:
+        """Tasks of a step: the task list in a seeded order, gone through again and again."""
+        size = min(self.config.train.tasks_per_step, len(self.tasks))
+        chosen: list[Task] = []
+        position = step * size
+        while len(chosen) < size:
+            epoch, at = divmod(position, len(self.tasks))
+            order = self.tasks.copy()
+            random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
+            if order[at] not in chosen:
+                chosen.append(order[at])
+            position += 1
+        return chosen
+
+    def _evaluates(self, step: int) -> bool:
+        every = self.config.train.eval_every
+        return every > 0 and step % every == 0
+
+    def _evaluated(self, step: int) -> bool:
+        return any(m["kind"] == "eval" and m["step"] == step for m in self.folder.metrics())
+
+    def _summary(self, name: str) -> Summary:
+        counted = (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)
+        return summarise(
+            r for r in self.stage.store.rollouts() if r.group_id.startswith(name + "/") and r.status in counted
+        )
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _checkpoint(self, step: int) -> Path:
+        return self.folder.checkpoints / f"step-{step:04d}"
+
+    def _steps_kept(self) -> list[int]:
+        return sorted(int(p.name.removeprefix("step-")) for p in self.folder.checkpoints.glob("step-????"))
+
+    async def _resume(self) -> int:
+        """The step to go on with: that of the newest checkpoint."""
+        self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        kept = self._steps_kept()
+        if not kept:
+            return 0
+        await asyncio.to_thread(self.trainer.load, self._checkpoint(kept[-1]))
+        await self._publish()
+        return kept[-1]
+
+    async def _publish(self) -> None:
+        engine = self.stage.proxy.engine
+        if self.trainer.policy_version > engine.policy_version:
+            await engine.publish(self.trainer.weights(), self.trainer.policy_version)
+
+    def _drop_old(self, newest: int) -> None:
+        keep = self.config.train.keep_checkpoints
+        for step in self._steps_kept():
+            if keep and step <= newest - keep:
+                shutil.rmtree(self._checkpoint(step))
