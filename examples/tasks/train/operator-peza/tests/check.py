@@ -8,8 +8,11 @@ Code of the agent runs in a child that cannot write files, before the reward is 
 import json
 import os
 import resource
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -41,19 +44,45 @@ def limit_child():
 
 def call(source, names, probes):
     """What the named functions of a module return for each probe; a name it lacks is left out. None if it breaks."""
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+        cwd=TESTS,
+        preexec_fn=limit_child,
+        start_new_session=True,
+    )
+    child.stdin.write(json.dumps([source, names, probes]).encode())
+    child.stdin.close()
+    said = read_some(child.stdout.fileno())
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", CHILD],
-            input=json.dumps([source, names, probes]),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            env={},
-            cwd=TESTS,
-            preexec_fn=limit_child,
-        )
-        return dict(json.loads(done.stdout)) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError, TypeError):
+        results = json.loads(said.splitlines()[-1])  # before it, the module may have printed what it likes
+    except (ValueError, IndexError, RecursionError):
+        return None
+    return results if isinstance(results, dict) else None
+
+
+def read_some(handle, most=65536, seconds=30):
+    """What comes until the end, but no more than `most` bytes and no longer than `seconds`: a flood or a child that
+    never closes must end in a verdict."""
+    said, end = b"", time.monotonic() + seconds
+    while len(said) < most and select.select([handle], [], [], max(0, end - time.monotonic()))[0]:
+        more = os.read(handle, most)
+        if not more:
+            break
+        said += more
+    return said
+
+
+def text_of(path):
+    """None where there is no such file, or none that can be read."""
+    try:
+        return path.read_text(errors="replace") if path.is_file() else None
+    except OSError:
         return None
 
 
@@ -62,7 +91,7 @@ def judge_operator(case, source):
     results = call(source, [case["function"]], PROBES)
     if not results:
         return None
-    got = results[case["function"]]
+    got = results.get(case["function"])
     computes = [o for o, f in OPERATORS.items() if got == [f(a, b) for a, b in PROBES]]
     return {"edited": bool(computes) and computes != [case["wrong"]], "right": computes == [case["right"]]}
 
@@ -86,15 +115,13 @@ def judge_rename(case, source):
 
 
 def judge(case):
-    path = WORK / case["file"]
-    if not path.is_file():
-        return dict.fromkeys(WEIGHTS, False)
+    text = text_of(WORK / case["file"])
     judges = {"operator": judge_operator, "line": judge_line, "rename": judge_rename}
-    found = judges[case["kind"]](case, path.read_text(errors="replace"))
+    found = judges[case["kind"]](case, text) if text is not None else None
     if found is None:
         return dict.fromkeys(WEIGHTS, False)
-    note = WORK / "done.txt"
-    return {"word": note.is_file() and note.read_text(errors="replace").split() == [case["word"]], **found}
+    note = text_of(WORK / "done.txt")
+    return {"word": note is not None and note.split() == [case["word"]], **found}
 
 
 def main():
