@@ -26,7 +26,8 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(no_args_is_help=True, help="Check task sets.")
 app.add_typer(tasks_app, name="tasks")
-console = Console()
+# Where output is no terminal (a log), lines are not folded at 80 columns.
+console = Console(width=None if sys.stdout.isatty() else 140)
 
 Tasks = Annotated[str | None, typer.Argument(help="A task folder, a folder of them, or a JSONL file.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with any of the settings.")]
@@ -35,7 +36,8 @@ Model = Annotated[Path | None, typer.Option(help="Model folder that gives a scri
 Renderer = Annotated[str | None, typer.Option(help="Chat-template family, if the model folder does not tell.")]
 HarnessName = Annotated[str | None, typer.Option("--harness", help="The agent program, for example mini-swe-agent.")]
 Command = Annotated[str | None, typer.Option("--command", help="The command line, with --harness shell.")]
-Sandbox = Annotated[str | None, typer.Option(help="docker, or local (no isolation).")]
+Sandbox = Annotated[str | None, typer.Option(help="docker, local (no isolation), or auto: the best that works here.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first so many tasks.")]
 Samples = Annotated[int | None, typer.Option(help="Rollouts a task.")]
 Concurrency = Annotated[int | None, typer.Option(help="Rollouts at once.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; the same command again resumes it.")]
@@ -79,6 +81,7 @@ def collect(
     harness: HarnessName = None,
     command: Command = None,
     sandbox: Sandbox = None,
+    limit: Limit = None,
     samples: Samples = None,
     concurrency: Concurrency = None,
     out: Out = None,
@@ -105,6 +108,7 @@ def train(
     trainer: Annotated[str | None, typer.Option(help="A registered trainer, for example grpo.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     tasks_per_step: Annotated[int | None, typer.Option(help="Groups a step.")] = None,
+    limit: Limit = None,
     samples: Samples = None,
     eval_tasks: Annotated[str | None, typer.Option(help="Held-out tasks, evaluated before and after.")] = None,
     eval_samples: Annotated[int | None, typer.Option(help="Rollouts a held-out task.")] = None,

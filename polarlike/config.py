@@ -44,7 +44,7 @@ class HarnessConfig(Strict):
 
 class SandboxConfig(Strict):
     kind: str = "docker"
-    """docker, or local (no isolation: development only)."""
+    """docker, local (no isolation: development only), or auto: docker where it works, else local."""
     options: dict[str, Any] = {}
     """The sandbox's own settings."""
 
@@ -98,6 +98,8 @@ class TrainConfig(Strict):
 class RunConfig(Strict):
     tasks: str = ""
     """A task folder, a folder of them, or a JSONL file."""
+    limit: int = Field(default=0, ge=0)
+    """Only the first so many tasks; 0 is all."""
     out: Path = Path("runs/run")
     """The run folder; the same command again resumes it."""
     samples: int = Field(default=4, ge=1)

@@ -1,7 +1,7 @@
 """The training loop: collect groups, step, checkpoint, publish, again. Knows no advantage or loss; the trainer does.
 
-What holds: a checkpoint is written before its weights are published, so a killed run resumes at the step it was in, with
-the policy that sampled what is already there; rollouts of that step that are done are used, not repeated.
+What holds: a checkpoint is written before its weights are published, so a killed run resumes at the step it was in,
+with the policy that sampled what is already there; rollouts of that step that are done are used, not repeated.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Loop:
         await asyncio.to_thread(self.trainer.save, checkpoint)
         self._drop_old(step + 1)
         await self._publish()
-        values = {
+        values: dict[str, Any] = {
+            **metrics,
             "step": step,
             "policy_version": self.trainer.policy_version,
             "rollouts": sum(len(g.trajectories) for g in groups),
             "rollout_s": round(sampled - start, 2),
             "train_s": round(stepped - sampled, 2),
-            **metrics,
         }
         self.folder.metric("step", **values)
         self.report("step", values)

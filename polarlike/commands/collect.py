@@ -18,7 +18,7 @@ from polarlike.tasks import load_tasks
 
 async def run(config: RunConfig, command: str, console: Console) -> Summary:
     """Fills every place of the run that is not filled yet, then prints the whole run. command: collect or eval."""
-    tasks = load_tasks(config.tasks)
+    tasks = load_tasks(config.tasks)[: config.limit or None]
     folder = RunFolder(config.out)
     folder.open(config, command)
     try:

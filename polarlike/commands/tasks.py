@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from polarlike import plugins
-from polarlike.records import Score, UsageError
+from polarlike.records import Score
+from polarlike.rollouts.stage import sandbox_class
 from polarlike.tasks import load_tasks
 from polarlike.tasks.check import check_tasks
 
@@ -17,10 +17,7 @@ from polarlike.tasks.check import check_tasks
 async def check(spec: str, sandbox: str, concurrency: int, console: Console) -> bool:
     """Prints a line a task; whether all are as they should be."""
     tasks = load_tasks(spec)
-    provider_class = plugins.load("sandboxes", sandbox)
-    broken = [c for c in provider_class.checks() if not c.ok]
-    if broken:
-        raise UsageError(f"The {sandbox} sandbox does not work: {broken[0].detail}. {broken[0].fix}")
+    provider_class = sandbox_class(sandbox)
     with tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
         provider = provider_class(state_dir=Path(folder), run_label=Path(folder).name)
         try:

@@ -22,7 +22,7 @@ from trainers.loop import Loop
 
 
 async def run(config: RunConfig, console: Console) -> None:
-    tasks = load_tasks(config.tasks)
+    tasks = load_tasks(config.tasks)[: config.limit or None]
     eval_tasks = load_tasks(config.train.eval_tasks) if config.train.eval_tasks else []
     options = TrainerOptions(_model_folder(config), config.out, config.seed, config.trainer.settings)
     folder = RunFolder(config.out)

@@ -14,6 +14,7 @@ from polarlike.records import RolloutStatus, UsageError
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.rollout import Stage
 from polarlike.store import Store
+from sandbox.base import SandboxProvider
 
 
 def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None) -> Engine:
@@ -35,6 +36,24 @@ def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None)
     return engine
 
 
+def sandbox_class(kind: str) -> type[SandboxProvider]:
+    """The provider of that kind, proven to work here. auto: docker where it works, else local. Raises UsageError with
+    the command that mends it."""
+    if kind == "auto":
+        kind = "docker" if not _broken("docker") else "local"
+    broken = _broken(kind)
+    if broken:
+        raise UsageError(f"The {kind} sandbox does not work here: {broken}")
+    found: type[SandboxProvider] = plugins.load("sandboxes", kind)
+    return found
+
+
+def _broken(kind: str) -> str:
+    """Why a kind of sandbox does not work here, and what mends it; empty where it does."""
+    first = next((c for c in plugins.load("sandboxes", kind).checks() if not c.ok), None)
+    return f"{first.name}: {first.detail}; to mend it: {first.fix}" if first else ""
+
+
 def make_dialects() -> list[object]:
     return [plugins.load("dialects", name)() for name in plugins.names("dialects")]
 
@@ -43,10 +62,7 @@ def make_dialects() -> list[object]:
 async def open_stage(config: RunConfig, folder: RunFolder, *, train: bool = True) -> AsyncIterator[Stage]:
     """Everything started, and what an earlier process of this run left behind cleared away."""
     async with AsyncExitStack() as stack:
-        provider_class = plugins.load("sandboxes", config.sandbox.kind)
-        broken = [c for c in provider_class.checks() if not c.ok]
-        if broken:
-            raise UsageError(f"The {config.sandbox.kind} sandbox does not work: {broken[0].detail}. {broken[0].fix}")
+        provider_class = sandbox_class(config.sandbox.kind)
         provider = provider_class(state_dir=folder.path / "boxes", run_label=folder.label, **config.sandbox.options)
         stack.push_async_callback(provider.close)
         harness = plugins.load("harnesses", config.harness.name)(config.harness.options)

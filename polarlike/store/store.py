@@ -151,7 +151,8 @@ class Store:
 
     def _blobs(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
         """hash to uncompressed JSON."""
-        wanted, out = sorted(names), {}
+        wanted = sorted(names)
+        out: dict[bytes, bytes] = {}
         for k in range(0, len(wanted), _IN_CHUNK):
             query = sa.select(schema.blobs).where(schema.blobs.c.hash.in_(wanted[k : k + _IN_CHUNK]))
             read = self._read(query)
