@@ -91,21 +91,25 @@ def _edited_echo(call: Call, k: int) -> bool:
 
 
 def identity(message: Mapping[str, Any]) -> bytes:
-    """What harnesses keep of a message when they send it back: arguments as parsed JSON, reasoning without the space
-    around it, empty and absent alike."""
-    kept: dict[str, Any] = {k: v for k, v in message.items() if v not in (None, "", [])}
-    if "reasoning_content" in kept:
-        kept["reasoning_content"] = str(kept["reasoning_content"]).strip()
-    if "tool_calls" in kept:
-        kept["tool_calls"] = [
-            [c.get("id"), c["function"].get("name"), _parsed(c["function"].get("arguments"))]
-            for c in kept["tool_calls"]
-        ]
+    """What harnesses keep of a message when they send it back, as the proxy matches it: an assistant's turn is its
+    tool-call ids, else its text without outer white space; reasoning never counts, since some trim it and some drop it."""
+    kept: list[Any]
+    if message["role"] == "assistant":
+        asked = message.get("tool_calls") or []
+        ids = [c.get("id") for c in asked]
+        if ids and all(ids):
+            kept = ["assistant", ids]
+        else:
+            calls = [[c["function"]["name"], _parsed(c["function"]["arguments"])] for c in asked]
+            kept = ["assistant", (message.get("content") or "").strip(), calls]
+    else:
+        kept = [message["role"], message.get("content") or "", message.get("tool_call_id"), message.get("name")]
     return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
 
 
-def _parsed(arguments: Any) -> Any:
+def _parsed(arguments: str) -> Any:
+    """By meaning; a text that is not JSON stands for itself."""
     try:
         return orjson.loads(arguments)
-    except (orjson.JSONDecodeError, TypeError):
-        return [arguments]
+    except orjson.JSONDecodeError:
+        return ["not JSON", arguments]

@@ -92,20 +92,18 @@ def test_a_full_render_that_skips_the_reply_drops_it(make):
     assert states(a, b) == ["dropped", "confirmed"]
 
 
-def asks(arguments: str) -> dict:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return {"role": "assistant", "tool_calls": [call]}
+def asks(arguments: str, call_id: str = "") -> dict:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call | {"id": call_id} if call_id else call]}
 
 
 @pytest.mark.parametrize(
     ("sent", "echoed"),
     [
-        (
-            {"role": "assistant", "content": "", "reasoning_content": "x "},
-            {"role": "assistant", "reasoning_content": "x"},
-        ),
+        ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, {"role": "assistant", "content": "x\n"}),
         ({"role": "assistant", "content": ""}, {"role": "assistant", "content": None, "tool_calls": []}),
         (asks('{"a": 1, "b": 2}'), asks('{"b":2,"a":1}')),
+        (asks('{"a": 1', "one"), asks("{}", "one")),
     ],
 )
 def test_what_harnesses_change_on_the_way_back_is_the_same_message(sent, echoed):
@@ -119,6 +117,7 @@ def test_what_harnesses_change_on_the_way_back_is_the_same_message(sent, echoed)
         ({"role": "user", "content": "a"}, {"role": "system", "content": "a"}),
         (asks("{"), asks("")),
         (asks('{"a": 1}'), asks('{"a": 2}')),
+        (asks("{}", "one"), asks("{}", "other")),
     ],
 )
 def test_messages_that_mean_different_things_differ(one, other):
