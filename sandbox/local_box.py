@@ -4,9 +4,10 @@ Nothing is shut in here. A program in such a box runs as the user, sees the host
 on memory or processes; use it with agents you trust, to try a pipeline where there is no Docker.
 
 A temporary folder stands for the root of each box: a task's /app is <box>/app. Programs name host paths, so scripts
-that must run in every kind of box use POLAR_WORKDIR, POLAR_TESTS and POLAR_LOGS instead of /app, /tests and /logs; every
-provider sets the three. What holds all the same: at a timeout, at `stop`, and when our own process dies, everything the
-box started is killed (see `supervise`), and a program's environment is built from nothing, never inherited.
+that must run in every kind of box use POLAR_WORKDIR, POLAR_TESTS and POLAR_LOGS instead of /app, /tests and /logs;
+every provider sets the three. What holds all the same: at a timeout, at `stop`, and when our own process dies,
+everything the box started is killed (see `supervise`), and a program's environment is built from nothing, never
+inherited.
 """
 
 from __future__ import annotations

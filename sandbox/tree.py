@@ -244,7 +244,7 @@ class TreePatch:
         return not self.files and not self.deleted
 
     def summary(self) -> dict[str, Any]:
-        """{"added", "modified", "deleted": sorted paths, "counts": the same keys with numbers, "bytes": of all files}."""
+        """added, modified, deleted: sorted paths; counts: how many of each; bytes: of all files together."""
         known = set(self.modified)
         paths = {
             "added": sorted(path for path in self.files if path not in known),

@@ -1,16 +1,16 @@
-"""Local boxes: paths, environment, streams, and that nothing a box started outlives its timeout, its stop or its owner."""
+"""Local boxes: paths, environment, streams, and that nothing outlives a box's timeout, its stop or its owner."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
+import socket
 import sys
 import textwrap
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +18,8 @@ import pytest
 from sandbox.base import Mount, SandboxError, SandboxSpec
 from sandbox.local_box import LocalBox, LocalProvider
 
-DAEMON = textwrap.dedent(
-    """
-    import os, sys, time
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.execve("/bin/sh", ["sh", "-c", f"echo $$ > {sys.argv[1]}; exec sleep 300"], {})
-        os._exit(0)
-    time.sleep(float(sys.argv[2]))
-    """
-)
+Alive = Callable[[int], bool]
+Serve = Callable[[socket.socket, str], Awaitable[asyncio.Server]]
 
 
 @pytest.fixture
@@ -43,23 +34,21 @@ async def box(provider: LocalProvider) -> AsyncIterator[LocalBox]:
     await made.stop()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie that waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+@pytest.fixture
+def wait_gone(alive: Alive) -> Alive:
+    """Whether a process ends within 5 s."""
 
+    def wait(pid: int) -> bool:
+        until = time.monotonic() + 5
+        while alive(pid) and time.monotonic() < until:
+            time.sleep(0.02)
+        return not alive(pid)
 
-def wait_gone(pid: int, seconds: float = 5.0) -> bool:
-    until = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not alive(pid)
+    return wait
 
 
 async def pid_in(path: Path) -> int:
-    while not path.exists() or not path.read_text().strip():
+    while not path.exists() or not path.read_text().strip():  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(0.01)
     return int(path.read_text())
 
@@ -103,26 +92,32 @@ async def test_long_output_keeps_its_head_and_its_tail(box: LocalBox) -> None:
     assert len(result.stdout) < 1100
 
 
-async def test_a_timeout_kills_a_child_that_forked_twice_and_cleaned_its_environment(box: LocalBox) -> None:
+async def test_a_timeout_kills_a_child_that_forked_twice_and_cleaned_its_environment(
+    box: LocalBox, daemon: str, wait_gone: Alive
+) -> None:
     mark = box.root / "pid"
-    result = await box.run([sys.executable, "-c", DAEMON, str(mark), "300"], timeout=1)
+    result = await box.run([sys.executable, "-c", daemon, str(mark), "300"], timeout=1)
     assert result.timed_out
     assert result.seconds < 5
     assert wait_gone(int(mark.read_text()))
 
 
-async def test_a_daemon_that_holds_the_streams_does_not_hold_the_command(box: LocalBox) -> None:
+async def test_a_daemon_that_holds_the_streams_does_not_hold_the_command(
+    box: LocalBox, daemon: str, alive: Alive
+) -> None:
     mark = box.root / "pid"
-    result = await box.run([sys.executable, "-c", DAEMON, str(mark), "0.2"], timeout=30)
+    result = await box.run([sys.executable, "-c", daemon, str(mark), "0.2"], timeout=30)
     assert (result.exit_code, result.timed_out) == (0, False)
     assert result.seconds < 5
     assert alive(await pid_in(mark))
 
 
-async def test_stop_kills_what_earlier_commands_left_running(provider: LocalProvider) -> None:
+async def test_stop_kills_what_earlier_commands_left_running(
+    provider: LocalProvider, daemon: str, alive: Alive
+) -> None:
     box = await provider.start(SandboxSpec(), "box")
     mark = box.root.parent / "pid"
-    await box.run([sys.executable, "-c", DAEMON, str(mark), "0.2"], timeout=30)
+    await box.run([sys.executable, "-c", daemon, str(mark), "0.2"], timeout=30)
     pid = await pid_in(mark)
     await box.stop()
     await box.stop()
@@ -130,9 +125,9 @@ async def test_stop_kills_what_earlier_commands_left_running(provider: LocalProv
     assert not box.root.exists()
 
 
-async def test_a_cancelled_command_is_killed(box: LocalBox) -> None:
+async def test_a_cancelled_command_is_killed(box: LocalBox, daemon: str, wait_gone: Alive) -> None:
     mark = box.root / "pid"
-    task = asyncio.create_task(box.run([sys.executable, "-c", DAEMON, str(mark), "300"], timeout=300))
+    task = asyncio.create_task(box.run([sys.executable, "-c", daemon, str(mark), "300"], timeout=300))
     pid = await pid_in(mark)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -140,7 +135,9 @@ async def test_a_cancelled_command_is_killed(box: LocalBox) -> None:
     assert wait_gone(pid)
 
 
-async def test_nothing_outlives_a_killed_owner_and_reap_removes_its_folders(tmp_path: Path) -> None:
+async def test_nothing_outlives_a_killed_owner_and_reap_removes_its_folders(
+    tmp_path: Path, daemon: str, wait_gone: Alive
+) -> None:
     mark = tmp_path / "pid"
     script = textwrap.dedent(
         f"""
@@ -150,19 +147,18 @@ async def test_nothing_outlives_a_killed_owner_and_reap_removes_its_folders(tmp_
         from sandbox.local_box import LocalProvider
         async def main():
             box = await LocalProvider(Path({str(tmp_path)!r}), "test").start(SandboxSpec(), "lost")
-            await box.run([sys.executable, "-c", {DAEMON!r}, {str(mark)!r}, "300"], timeout=300)
+            await box.run([sys.executable, "-c", {daemon!r}, {str(mark)!r}, "300"], timeout=300)
         asyncio.run(main())
         """
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=env)
     pid = await pid_in(mark)
     provider = LocalProvider(tmp_path, "test")
     mine = await provider.start(SandboxSpec(), "mine")
     assert await provider.reap() == 0
     owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    await owner.wait()
     assert wait_gone(pid)
     assert await provider.reap() == 1
     assert [path.name for path in mine.root.parent.iterdir()] == [mine.root.name]
@@ -196,20 +192,10 @@ async def test_a_mount_is_seen_at_its_path(provider: LocalProvider, tmp_path: Pa
     assert (tmp_path / "tools" / "a").exists()
 
 
-async def test_two_boxes_asking_for_one_port_get_sockets_of_their_own(provider: LocalProvider) -> None:
+async def test_two_boxes_asking_for_one_port_get_sockets_of_their_own(provider: LocalProvider, serve: Serve) -> None:
     boxes = [await provider.start(SandboxSpec(), "box") for _ in range(2)]
     for index, box in enumerate(boxes):
-        listener = await box.listen(8080)
-
-        async def answer(
-            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: str = f"box {index}"
-        ) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(f"HTTP/1.0 200 OK\r\n\r\n{text}".encode())
-            await writer.drain()
-            writer.close()
-
-        await asyncio.start_server(answer, sock=listener)
+        await serve(await box.listen(8080), f"box {index}")
     for index, box in enumerate(boxes):
         reply = await asyncio.to_thread(lambda box=box: urllib.request.urlopen(f"http://{box.address(8080)}/").read())
         assert reply == f"box {index}".encode()
