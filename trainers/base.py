@@ -29,7 +29,8 @@ class Trainer(Protocol):
 
     def step(self, groups: list[Group]) -> dict[str, float]:
         """One optimisation step over scored groups; raises policy_version by one if the weights changed (metric
-        `stepped` is 1), and else leaves it. Blocking: call it in a thread. The metrics are flat floats (loss, grad_norm, reward_mean, kl_k3, clip_fraction, entropy, ...)."""
+        `stepped` is 1), and else leaves it. Blocking: call it in a thread. The metrics are flat floats
+        (loss, grad_norm, reward_mean, kl_k3, clip_fraction, entropy, ...)."""
         ...
 
     def weights(self) -> Mapping[str, Any]:

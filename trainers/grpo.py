@@ -31,7 +31,7 @@ from trainers import checkpoints
 from trainers.advantages import ESTIMATORS, GroupKind, Rewards, group_kind
 from trainers.base import TrainerOptions
 from trainers.batch import MicroBatch, Row, micro_batches, rows_of, token_index
-from trainers.forward import prepare, tensor, token_logprobs
+from trainers.forward import prepare, recompute_layers, tensor, token_logprobs
 from trainers.losses import TokenSums, aggregation_weights, clipped_ratio, is_clipped, k3
 from trainers.metrics import Tally, reward_metrics
 from trainers.settings import parse_settings
@@ -74,6 +74,8 @@ class Grpo:
             name = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(name)
         self._model = self._load_model(options.model)
+        if self.settings.recompute_layers:
+            recompute_layers(self._model)
         self._reference = self._load_model(options.model).requires_grad_(False) if self.settings.kl_coef else None
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=self.settings.lr, weight_decay=self.settings.weight_decay
@@ -212,7 +214,7 @@ def _from_folder(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is not a Hugging Face model folder (it has no config.json); name one with --model.")
     with _no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @contextmanager
@@ -221,9 +223,9 @@ def _no_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -26,6 +26,9 @@ NAME = "polar_tree"
 QUERY_CHUNK = 1024
 """Queries a time in the plain kernel, which bounds its score matrix."""
 
+UNSUPPORTED = ("softcap", "position_bias", "s_aux")
+"""Arguments by which Gemma 2, T5 and gpt-oss change the softmax."""
+
 
 def register() -> None:
     """Makes `NAME` known to transformers; calling it again changes nothing."""
@@ -56,6 +59,11 @@ def attention(
     if sliding_window is not None and longest > sliding_window:
         raise UsageError(
             f"A segment of {longest} tokens exceeds the model's sliding window of {sliding_window}; "
+            "set share_prefixes: false in the trainer's settings."
+        )
+    if any(kwargs.get(name) is not None for name in UNSUPPORTED):
+        raise UsageError(
+            "This model's attention is more than a softmax over scaled scores; "
             "set share_prefixes: false in the trainer's settings."
         )
     repeats = query.shape[1] // key.shape[1]

@@ -1,0 +1,131 @@
+"""The layout of shared prefixes, against a prefix tree built the plain way."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainers_builders import group, segment, trajectory
+
+from polarlike.records import PolarError
+from trainers.batch import MicroBatch, Row, micro_batches, rows_of, token_index
+
+
+def rows_from(streams: list[tuple[list[int], list[int]]]) -> list[Row]:
+    """One rollout a stream; a stream is ids and trainable positions."""
+    rollouts = [trajectory([segment(ids, where)], float(i)) for i, (ids, where) in enumerate(streams)]
+    [by_rollout] = rows_of([group(rollouts)], [np.arange(len(streams), dtype=np.float64)])
+    return [row for rows in by_rollout for row in rows]
+
+
+def visible(batch: MicroBatch) -> npt.NDArray[np.bool_]:
+    """[P, P]: which laid-out token sees which."""
+    mask = np.zeros((batch.packed_tokens, batch.packed_tokens), np.bool_)
+    for block in batch.blocks:
+        for query in range(*block.query):
+            end = query + 1 if block.causal else block.key[1]
+            assert not mask[query, block.key[0] : end].any(), "a key is attended to twice"
+            mask[query, block.key[0] : end] = True
+    return mask
+
+
+def assert_every_token_sees_its_own_past(batch: MicroBatch) -> None:
+    mask = visible(batch)
+    nth: dict[int, int] = {}
+    for n, row_index in enumerate(batch.row):
+        row = batch.rows[row_index]
+        k = nth[row_index] = nth.get(row_index, -1) + 1
+        past = np.flatnonzero(mask[batch.sources[batch.place[n]]])
+        past = past[np.argsort(batch.positions[past])]
+        wanted = row.ids[: row.sources[k] + 1]
+        assert batch.positions[past].tolist() == list(range(wanted.size))
+        assert batch.ids[past].tolist() == wanted.tolist()
+        assert batch.targets[n] == row.targets[k]
+        assert batch.temperatures[batch.place[n]] == np.float32(row.temperature)
+
+
+streams = st.lists(
+    st.lists(st.integers(0, 2), min_size=2, max_size=12).flatmap(
+        lambda ids: st.tuples(st.just(ids), st.lists(st.integers(1, len(ids) - 1), min_size=1, unique=True).map(sorted))
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams, st.integers(1, 40))
+def test_any_rows_are_laid_out_so_that_each_token_sees_its_own_past_once(
+    made: list[tuple[list[int], list[int]]], max_tokens: int
+) -> None:
+    rows = rows_from(made)
+    total = sum(row.targets.size for row in rows)
+    weights = np.arange(1, total + 1, dtype=np.float32)
+    batches = micro_batches(rows, weights, max_tokens)
+    for batch in batches:
+        assert_every_token_sees_its_own_past(batch)
+        assert batch.packed_tokens <= max_tokens or len(batch.rows) == 1
+        prefixes = {tuple(row.ids[: n + 1]) for row in batch.rows for n in range(row.ids.size)}
+        assert batch.packed_tokens == len(prefixes)
+    segment_of, _ = token_index(rows)
+    wanted = sorted(zip(segment_of, np.concatenate([row.targets for row in rows]), weights, strict=True))
+    seen = sorted(
+        (b.rows[b.row[n]].segment, b.targets[n], b.weights[n]) for b in batches for n in range(b.targets.size)
+    )
+    assert seen == wanted
+
+
+def test_eight_rollouts_on_a_prompt_of_1500_tokens_cost_the_prompt_once() -> None:
+    prompt = [int(x) for x in np.random.default_rng(0).integers(3, 500, 1500)]
+    made = [([*prompt, i, *([1] * 100)], list(range(1500, 1601))) for i in range(8)]
+    rows = rows_from(made)
+    [batch] = micro_batches(rows, np.ones(8 * 101, np.float32), 8192)
+    # each stream is forwarded up to its last token but one: 1500 + 100
+    assert batch.packed_tokens == 1500 + 8 * 100
+    assert batch.unpacked_tokens == 8 * 1600
+    # one block a run with itself, and one in which all seven later runs see the prompt
+    assert len(batch.blocks) == 8 + 1
+
+
+def test_tokens_sampled_from_one_place_share_its_logits_unless_temperatures_differ() -> None:
+    streams = [segment([5, 6, 7], [2]), segment([5, 6, 8], [2]), segment([5, 6, 9], [2], temperature=0.5)]
+    [by_rollout] = rows_of([group([trajectory([s], 0.0) for s in streams])], [np.zeros(3)])
+    [batch] = micro_batches([row for rows in by_rollout for row in rows], np.ones(3, np.float32), 100)
+    assert batch.ids.tolist() == [5, 6]
+    assert batch.sources.tolist() == [1, 1]
+    assert sorted(batch.temperatures.tolist()) == [0.5, 1.0]
+
+
+def test_without_sharing_every_row_is_alone() -> None:
+    rows = rows_from([([1, 2, 3], [2]), ([1, 2, 4], [1, 2])])
+    batches = micro_batches(rows, np.array([0.5, 1.0, 2.0], np.float32), 100, share_prefixes=False)
+    assert [b.ids.tolist() for b in batches] == [[1, 2], [1, 2]]
+    assert [b.weights.tolist() for b in batches] == [[0.5], [1.0, 2.0]]
+
+
+def test_tokens_behind_the_last_trainable_one_are_not_laid_out() -> None:
+    [row] = rows_from([([1, 2, 3, 4, 5, 6], [2])])
+    assert row.ids.tolist() == [1, 2]
+
+
+def test_rollouts_and_segments_without_trainable_tokens_give_no_rows_and_keep_indices_dense() -> None:
+    empty, full = segment([1, 2, 3], []), segment([1, 2, 3], [1, 2])
+    rollouts = [trajectory([empty], 0.0), trajectory([full, empty, full], 1.0), trajectory([full], 0.0)]
+    [by_rollout] = rows_of([group(rollouts)], [np.array([9.0, 2.0, -2.0])])
+    assert [[(r.rollout, r.segment) for r in rows] for rows in by_rollout] == [[(0, 0), (0, 1)], [(1, 2)]]
+    assert by_rollout[0][0].advantages.tolist() == [2.0, 2.0]
+    assert by_rollout[1][0].advantages.tolist() == [-2.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (segment([1, 2], [0]), "no context"),
+        (segment([1, 2], [1], logprobs=float("nan")), "finite logprob"),
+        (segment([1, 2], [1], logprobs=float("-inf")), "finite logprob"),
+        (segment([1, 2], [1], temperature=0.0), "temperature 0"),
+    ],
+)
+def test_a_token_that_cannot_be_trained_on_is_an_error_that_names_its_rollout(bad: object, message: str) -> None:
+    with pytest.raises(PolarError, match=f"rollout r7.*{message}"):
+        rows_of([group([trajectory([bad], 1.0, name="r7")])], [np.ones(1)])  # type: ignore[list-item]
