@@ -92,7 +92,7 @@ def _edited_echo(call: Call, k: int) -> bool:
 
 def identity(message: Mapping[str, Any]) -> bytes:
     """What harnesses keep of a message when they send it back, as the proxy matches it: an assistant's turn is its
-    tool-call ids, else its text without outer white space; reasoning never counts, since some trim it and some drop it."""
+    tool-call ids, else its text without outer white space; reasoning never counts, since some trim it or drop it."""
     kept: list[Any]
     if message["role"] == "assistant":
         asked = message.get("tool_calls") or []
