@@ -115,12 +115,19 @@ async def _run_harness(stage: Stage, task: Task, session: Session, work: _Attemp
                 await box.write(path, data)
         with _timed(work, "agent"):
             work.result = await _start(box, task, launch)
+        await stage.proxy.close_session(session)  # the agent is over: nothing more is sampled for it
         work.exit = stage.harness.judge(work.result)
         with _timed(work, "patch"):
             work.patch = await box.patch()
     finally:
         with _timed(work, "stop"):
-            await asyncio.shield(box.stop())
+            await asyncio.shield(_leave(stage, session, box))
+
+
+async def _leave(stage: Stage, session: Session, box: Sandbox) -> None:
+    """The session's site first: its listening socket goes with the box."""
+    await stage.proxy.close_session(session)
+    await box.stop()
 
 
 async def _start(box: Sandbox, task: Task, launch: Launch) -> RunResult:

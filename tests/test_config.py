@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from polarlike.config import RunConfig, load_config, to_yaml
+from polarlike.records import UsageError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, "samples: 3\nengine: {spec: a, thinking: true}\n")
+    got = load_config(file, {"samples": 5, "engine.spec": "b", "seed": None})
+    assert (got.samples, got.engine.spec, got.engine.thinking, got.seed) == (5, "b", True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sampels: 3", "no setting sampels; did you mean 'samples'"),
+        ("engine: {spek: x}", "no setting engine.spek; did you mean 'spec'"),
+        ("sampling: {temprature: 1}", "no setting sampling.temprature; did you mean 'temperature'"),
+        ("samples: 0", "The setting samples is wrong"),
+        ("sandbox: 5", "The setting sandbox is wrong"),
+        ("- a\n- b", "must be a table"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_config_is_one_sentence_that_names_the_key(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        load_config(write(tmp_path, text), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Cannot read the config"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+def test_a_config_written_to_a_run_folder_reads_back_the_same() -> None:
+    config = load_config(None, {"tasks": "t", "engine.model": Path("m"), "sampling.temperature": 0.5})
+    assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
