@@ -1,8 +1,8 @@
 """Batches to train on: random spans that come again, and dialogues padded to one length.
 
-Knows token ids alone. A batch is three tensors of one shape [B, T]: `ids` (int64), `weight` (float32; what a token's own
-loss counts, 0 where it is context or padding) and, implicit in the padding on the right, no attention mask: causal
-attention never looks at what stands to the right.
+Knows token ids alone. A batch is two tensors of one shape [B, T]: `ids` (int64) and `weight` (float32: what a token's
+own loss counts, 0 where it is context or padding). It needs no attention mask, since the padding stands on the right,
+where causal attention never looks.
 """
 
 from __future__ import annotations

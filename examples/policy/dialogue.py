@@ -1,8 +1,8 @@
 """Teacher dialogues as token streams, with a weight for every token.
 
-Knows the example tasks, the agent's prompts and a chat template; knows no model. A stream is built as the proxy builds
-it: the opening is rendered, each reply is what `encode_reply` gives, each tool result is bridged. So the policy learns on
-exactly the ids it will be given and will sample.
+Knows the example tasks, the agent's prompts and a chat template; knows no model. A stream is built as the proxy
+builds it: the opening is rendered, each reply is what `encode_reply` gives, each tool result is bridged. So the policy
+learns on exactly the ids it will be given and will sample.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from examples.make_tasks import ExampleTask, sample_task, teacher_commands
 from examples.policy.batches import Example
 from examples.policy.prompts import MiniPrompts, reply, sample_uname
 from examples.policy.shell import Shell
-from polarlike.records import Ids, Message, no_ids
+from polarlike.records import Ids, Message, Tool, no_ids
 from polarlike.templates import ChatTemplate
 
-THOUGHTS = ("Look.", "Edit.", "Note.", "Submit.")  # one for each of the teacher's steps; short, since every token is sampled
+# One for each of the teacher's steps; short, since every token is sampled.
+THOUGHTS = ("Look.", "Edit.", "Note.", "Submit.")
 NO_CALL = "No tool calls found in the response. Every response MUST include at least one tool call."
 KIND_SHARES = {"operator": 0.7, "line": 0.15, "rename": 0.15}
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """right: how often the operator it writes is the right one (else another, evenly). slips: how often it names a file
-    that is not there, or gets a format error first; slips are shown and not taught, so that the policy can go on after
-    its own. operator_weight: what the operator's token counts in the loss, where others count 1."""
+    """right: how often the operator it writes is the right one (else another, evenly). slips: how often it first
+    names a file that is not there (a format error is a quarter as frequent); slips are shown and not taught, so that
+    the policy can go on after its own. operator_weight: what the operator's token counts in the loss."""
 
     right: float = 1.0
     slips: float = 0.1
@@ -41,7 +42,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Turn:
-    """taught: whether its tokens count. rival: the same reply with another operator, to find the operator's token by."""
+    """taught: whether its tokens count. rival: the same reply with another operator, to find the operator's token."""
 
     message: Message
     taught: bool = True
@@ -54,35 +55,47 @@ def draw_task(rng: random.Random, names: Sequence[str]) -> ExampleTask:
 
 
 def teacher_example(
-    rng: random.Random, task: ExampleTask, teacher: Teacher, prompts: MiniPrompts, template: ChatTemplate
+    rng: random.Random,
+    task: ExampleTask,
+    teacher: Teacher,
+    prompts: MiniPrompts,
+    template: ChatTemplate,
+    *,
+    tools: bool = True,
 ) -> Example:
-    """One dialogue. The weight of a token is 0 where it was not the teacher's to say."""
+    """One dialogue. The weight of a token is 0 where it was not the teacher's to say. tools: whether the prompt
+    describes the tool, as it always does in truth."""
     instruction = task.instruction + rng.choice(("", "\n"))  # loaders differ in whether they strip the file's end
     heard = prompts.opening(instruction, sample_uname(rng))
-    stream = _Stream(template, prompts)
+    stream = _Stream(template, [prompts.tool] if tools else None)
     shell = Shell(dict(task.files))
     for step, command in enumerate(teacher_commands(task)):
         if rng.random() < teacher.slips / 4:
             heard = [*heard, prompts.format_error(NO_CALL)]
-        stream.hear(heard)
-        turn = _turn(rng, task, step, command, teacher)
-        stream.say(turn, teacher.operator_weight)
-        output, returncode = shell.run(command_of(turn.message))
-        heard = [prompts.observation(output, returncode, turn.message["tool_calls"][0]["id"])]
+        slip = step < 2 and rng.random() < teacher.slips
+        for turn in [_slip(rng, task, step, command)] * slip + [_turn(rng, task, step, command, teacher)]:
+            stream.hear(heard)
+            stream.say(turn, teacher.operator_weight)
+            output, returncode = shell.run(command_of(turn.message))
+            heard = [prompts.observation(output, returncode, turn.message["tool_calls"][0]["id"])]
     return stream.example()
+
+
+def _slip(rng: random.Random, task: ExampleTask, step: int, command: str) -> Turn:
+    """The same command with a file that is not there."""
+    file = task.case["file"]
+    wrong = file[:2] + rng.choice("bdfgk") + rng.choice("aiou") + file[4:]
+    return Turn(reply(command.replace(f" {file}", f" {wrong}"), THOUGHTS[step], f"slip_{step}"), taught=False)
 
 
 def _turn(rng: random.Random, task: ExampleTask, step: int, command: str, teacher: Teacher) -> Turn:
     call_id = f"call_{step}"
-    if rng.random() < teacher.slips and task.name.split("-")[1] in command:
-        name = task.case["file"].split(".")[0]
-        slip = command.replace(f" {name}", f" {name[:2]}{rng.choice('bdfgk')}{rng.choice('aiou')}")
-        return Turn(reply(slip, THOUGHTS[step], call_id), taught=False)
     if task.kind == "operator" and step == 1:
         wrong, right = task.case["wrong"], task.case["right"]
         others = [o for o in OPERATORS if o not in (wrong, right)]
         chosen = right if rng.random() < teacher.right else rng.choice(others)
-        said, rival = (command.replace(f"| {right} |", f"| {o} |") for o in (chosen, others[0] if chosen == right else right))
+        other = others[0] if chosen == right else right
+        said, rival = (command.replace(f"| {right} |", f"| {operator} |") for operator in (chosen, other))
         return Turn(reply(said, THOUGHTS[step], call_id), rival=reply(rival, THOUGHTS[step], call_id))
     return Turn(reply(command, THOUGHTS[step], call_id))
 
@@ -101,8 +114,8 @@ def command_of(message: Message) -> str:
 class _Stream:
     """One conversation becoming ids and weights: hear, say, hear, say."""
 
-    def __init__(self, template: ChatTemplate, prompts: MiniPrompts):
-        self._template, self._tools = template, [prompts.tool]
+    def __init__(self, template: ChatTemplate, tools: list[Tool] | None):
+        self._template, self._tools = template, tools
         self._prompt = self._completion = no_ids()
         self._weight: list[np.ndarray[Any, np.dtype[np.float32]]] = []
 

@@ -1,7 +1,7 @@
 """How good the policy is: rollouts in the pretended shell at a temperature, and what they show.
 
-Knows the dialogue, a model and a chat template; the sandbox, the agent and the proxy are not used. All rollouts of a call
-advance together, one turn at a time, in batches of equal work.
+Knows the dialogue, a model and a chat template; the sandbox, the agent and the proxy are not used. All rollouts of a
+call advance together, one turn at a time.
 """
 
 from __future__ import annotations
@@ -138,12 +138,13 @@ def _advance(rollout: SimulatedRollout, completion: Ids, template: ChatTemplate,
 
 
 def figures(groups: Sequence[Sequence[SimulatedRollout]]) -> dict[str, float]:
-    """well_formed: share of replies with one usable call. copied: share of rollouts whose first command names the task's
-    file. operator: of the rollouts that made an edit of the right kind in an operator task, the share with the right
-    operator (0.25 by chance). varied: share of groups whose rewards are not all equal."""
+    """well_formed: share of replies with one usable call. copied: share of rollouts whose first command shows the
+    task's file. operator: of the rollouts that made an edit of the right kind in an operator task, the share with the
+    right operator (0.25 by chance). varied: share of groups whose rewards are not all equal."""
     every = [rollout for group in groups for rollout in group]
-    edits = [found["right"] for r in every if r.task.kind == "operator" and (found := judge(r.task, r.shell.files))["edited"]]
-    found = {
+    judged = [judge(r.task, r.shell.files) for r in every if r.task.kind == "operator"]
+    edits = [parts["right"] for parts in judged if parts["edited"]]
+    found: dict[str, float] = {
         "rollouts": len(every),
         "well_formed": sum(len(r.commands) for r in every) / max(1, sum(r.replies for r in every)),
         "copied": fmean(bool(r.commands) and r.commands[0] == f"cat {r.task.case['file']}" for r in every),

@@ -28,8 +28,8 @@ DAMPING = 0.15  # output projections start small, so that the written heads are 
 
 @torch.no_grad()
 def write_induction_heads(model: Any, seed: int = 0) -> None:
-    """Overwrites head 0 of layers 0 and 1 of a Qwen3ForCausalLM of at least two layers, in place. The head dimension must
-    not exceed the hidden size."""
+    """Overwrites head 0 of layers 0 and 1 of a Qwen3ForCausalLM of at least two layers, in place. The head dimension
+    must not exceed the hidden size."""
     config = model.config
     hidden, head_dim = config.hidden_size, config.head_dim
     half = head_dim // 2
@@ -85,4 +85,5 @@ def _match_and_copy_head(
 
 def _rows(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Orthonormal rows, float32 [rows, columns], rows <= columns."""
-    return torch.linalg.qr(torch.randn(columns, rows, generator=generator))[0].T.contiguous()
+    basis: Tensor = torch.linalg.qr(torch.randn(columns, rows, generator=generator))[0]
+    return basis.T.contiguous()

@@ -1,9 +1,9 @@
-"""Makes the example policy: `python -m examples.policy.make_policy` from the repository's root writes examples/policy/model.
+"""Makes the example policy: `python -m examples.policy.make_policy`, in the repository, writes examples/policy/model.
 
 A Qwen3 model of about 1.4 million parameters, its tokenizer and chat template, warm-started on dialogues of a scripted
-teacher with mini-swe-agent's own prompts (read from an installed copy), in a pretended shell. It is meant to be mediocre:
-it speaks the format, copies names fairly well and chooses among the operators with a bias, so that reinforcement has
-something to improve. What it is good at is thus engineered, and recipe.json says how.
+teacher with mini-swe-agent's own prompts (read from an installed copy), in a pretended shell. It is meant to be
+mediocre: it speaks the format, copies names fairly well and often chooses the wrong operator, so that reinforcement has
+something to improve. Where it starts is thus engineered, and recipe.json says how.
 
 Names of the example task folders are never trained on.
 """
@@ -11,6 +11,7 @@ Names of the example task folders are never trained on.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import random
@@ -40,16 +41,17 @@ HERE = Path(__file__).resolve().parent
 TASKS = HERE.parent / "tasks"
 SURE, SLOPPY = Teacher(right=1.0, operator_weight=6.0), Teacher(right=0.4)
 FULL: tuple[Stage, ...] = (
-    Stage("copy", 110, batch=48, rate=2e-3),
-    Stage("short prompt", 90, batch=24, rate=1.5e-3, teacher=Teacher()),
-    Stage("mixed prompts", 60, batch=24, rate=1e-3, teacher=SURE, full=0.5),
-    Stage("cool down", 40, batch=24, rate=8e-4, teacher=SURE, full=0.7, cools=True),
-    Stage("sloppy teacher", 10, batch=24, rate=3e-4, teacher=SLOPPY, full=1.0),
+    Stage("copy", 100, batch=48, rate=2e-3),
+    Stage("no advice", 90, batch=16, rate=1.5e-3, teacher=Teacher()),
+    Stage("no advice, operator", 60, batch=16, rate=1.2e-3, teacher=SURE),
+    Stage("some advice", 40, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
+    Stage("all advice", 24, batch=6, rate=8e-4, teacher=SURE, advice=1.0, cools=True),
+    Stage("sloppy teacher", 8, batch=6, rate=3e-4, teacher=SLOPPY, advice=1.0),
 )
 QUICK: tuple[Stage, ...] = (
     Stage("copy", 60, batch=32, rate=2e-3),
-    Stage("short prompt", 4, batch=8, rate=1e-3, teacher=Teacher()),
-    Stage("mixed prompts", 1, batch=6, rate=1e-3, teacher=SURE, full=1.0),
+    Stage("no advice", 2, batch=4, rate=1e-3, teacher=Teacher()),
+    Stage("all advice", 1, batch=2, rate=1e-3, teacher=SURE, advice=1.0),
 )
 
 
@@ -73,11 +75,8 @@ def new_policy(out: Path, prompts: MiniPrompts, seed: int) -> tuple[Any, ChatTem
 
 def save(model: Any, out: Path) -> None:
     """The weights in bfloat16, half the size in the repository; the model itself stays as it is."""
-    from transformers import AutoModelForCausalLM
-
-    copy: Any = AutoModelForCausalLM.from_config(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(out)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # the saver leaves it to its owner alone
 
 
 def training_names() -> list[str]:
@@ -132,7 +131,7 @@ def make(out: Path, package: Path, *, stages: Sequence[Stage], seed: int, tasks:
 
 def _settings(stage: Stage) -> dict[str, Any]:
     teacher = vars(stage.teacher) if stage.teacher else None
-    return {"batch": stage.batch, "rate": stage.rate, "full": stage.full, "teacher": teacher}
+    return {"batch": stage.batch, "rate": stage.rate, "advice": stage.advice, "teacher": teacher}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

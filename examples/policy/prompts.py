@@ -14,7 +14,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def sample_uname(rng: random.Random) -> Uname:
-    """A kernel such as a container host might have: the prompt differs from host to host, and the policy must not care."""
+    """A kernel such as a container host might have: the prompt differs from host to host, the policy must not care."""
     number = f"{rng.randint(5, 7)}.{rng.randint(0, 19)}.{rng.randint(0, 130)}"
     release = f"{number}-{rng.choice(('', f'{rng.randint(1, 99)}-'))}{rng.choice(_FLAVOURS)}"
     day = f"{rng.choice(_DAYS)} {rng.choice(_MONTHS)} {rng.randint(1, 28)}"
@@ -63,36 +63,41 @@ class MiniPrompts:
     format_error_template: str
     tool: Tool
 
-    @cached_property
-    def _instance(self) -> Template:
-        return Template(self.instance_template, undefined=StrictUndefined)
-
-    @cached_property
-    def _observation(self) -> Template:
-        return Template(self.observation_template, undefined=StrictUndefined)
-
     def opening(self, task: str, uname: Uname) -> list[Message]:
         """The messages before the first reply."""
         host = {"system": uname.system, "release": uname.release, "version": uname.version, "machine": uname.machine}
         return [
-            {"role": "system", "content": Template(self.system_template, undefined=StrictUndefined).render(**host)},
-            {"role": "user", "content": self._instance.render(task=task, **host)},
+            {"role": "system", "content": _fill(self.system_template, **host)},
+            {"role": "user", "content": _fill(self.instance_template, task=task, **host)},
         ]
 
-    def shortened(self) -> MiniPrompts:
-        """The same without the fixed advice after the task: four times fewer tokens to learn the first lessons on."""
-        head, found, _ = self.instance_template.partition("{{task}}")
-        return replace(self, instance_template=head + found)
+    def thinned(self, rng: random.Random, keep: float) -> MiniPrompts:
+        """The same with each line of the fixed advice after the task kept with a chance of `keep`: fewer tokens to
+        learn the first lessons on."""
+        head, found, advice = self.instance_template.partition("{{task}}")
+        kept = [line for line in advice.splitlines(keepends=True) if "{%" not in line and rng.random() < keep]
+        return replace(self, instance_template=head + found + "".join(kept))
 
     def observation(self, output: str, returncode: int, call_id: str) -> Message:
         """The tool message that answers one command."""
-        content = self._observation.render(output={"output": output, "returncode": returncode, "exception_info": ""})
+        result = {"output": output, "returncode": returncode, "exception_info": ""}
+        content = _fill(self.observation_template, output=result)
         return {"role": "tool", "content": content, "tool_call_id": call_id}
 
     def format_error(self, error: str) -> Message:
         """The user message after a reply without a usable tool call, which itself is left out of the history."""
-        template = Template(self.format_error_template, undefined=StrictUndefined)
-        return {"role": "user", "content": template.render(error=error, actions=[], has_tool_calls=False)}
+        content = _fill(self.format_error_template, error=error, actions=[], has_tool_calls=False)
+        return {"role": "user", "content": content}
+
+
+@lru_cache(maxsize=64)
+def _template(text: str) -> Template:
+    template: Template = Template(text, undefined=StrictUndefined)
+    return template
+
+
+def _fill(text: str, **values: Any) -> str:
+    return _template(text).render(**values)
 
 
 def reply(command: str, thought: str, call_id: str) -> Message:
@@ -142,4 +147,4 @@ def _places() -> Iterator[Path]:
         yield Path(entry) / "minisweagent"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polarlike"
     if cache.is_dir():
-        yield from sorted(cache.glob("**/site-packages/minisweagent"))
+        yield from sorted(cache.glob("*/*/lib/python*/site-packages/minisweagent"))

@@ -1,8 +1,8 @@
 """A pretended shell over a few files in memory, and the reward of what it leaves behind.
 
-Knows the four kinds of command that the example tasks need (cat, sed -i, echo into a file, submit) and answers others as
-bash answers an unknown command. Nothing is executed, so a policy may say anything to it. What it answers is, for those
-commands, what bash, GNU sed and coreutils 9 answer in the tasks' image.
+Knows the four kinds of command that the example tasks need (cat, sed -i, echo into a file, submit) and answers others
+as a shell answers an unknown command. Nothing is executed, so a policy may say anything to it. What it answers to those
+four is what dash, GNU sed and coreutils answer in the tasks' image.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the policy's tokenizer is trained on.
 
 A name is copied well only if it is split alike in the issue, in the file and in the command, and a held-out name no
-differently from a training name. All names are two syllables: here each syllable is so frequent that it is merged before
-any English word can take it apart, and no whole name occurs at all. So every name after a space is two tokens.
+differently from a training name. All names are two syllables: here each syllable is so frequent that it is merged
+before any English word can take it apart, and no whole name occurs at all. So every name after a space is two tokens.
 """
 
 from __future__ import annotations

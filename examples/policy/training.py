@@ -1,8 +1,8 @@
 """The warm start: a list of stages, each a kind of batch, a number of steps and a rate.
 
-Knows batches and a model; writes no files. The order matters: first to copy at all, then the dialogue without the fixed
-advice (a quarter of the tokens), then in full, and last with a teacher that is often wrong. The cue that tells the right
-operator is taught before it is blurred: learned from a noisy teacher it never forms.
+Knows batches and a model; writes no files. The order matters: first to copy at all, then the dialogue without the
+agent's fixed advice (a quarter of the tokens), then with some of it, then in full, and last with a teacher that is
+often wrong. The cue that tells the right operator is taught before it is blurred: a noisy teacher never teaches it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from examples.policy.batches import Batch, copy_batch, loss_and_hits, pad
+from examples.policy.batches import Batch, Example, copy_batch, loss_and_hits, pad
 from examples.policy.dialogue import Teacher, draw_task, teacher_example
 from examples.policy.prompts import MiniPrompts
 from polarlike.templates import ChatTemplate
@@ -23,15 +23,16 @@ from polarlike.templates import ChatTemplate
 
 @dataclass(frozen=True)
 class Stage:
-    """batch: dialogues in a step, or copy sequences of 64 tokens where `teacher` is None. full: the share of steps that
-    show the whole prompt. rate: Adam's, falling to a third of it by a line if `cools`."""
+    """batch: dialogues in a step, or copy sequences of 64 tokens where `teacher` is None. advice: the share of the
+    lines of the agent's fixed advice that the prompt shows; without any, the tool's description is left out as well.
+    rate: Adam's, falling to a third of it by a line if `cools`."""
 
     name: str
     steps: int
     batch: int
     rate: float
     teacher: Teacher | None = None
-    full: float = 0.0
+    advice: float = 0.0
     cools: bool = False
 
 
@@ -52,7 +53,7 @@ Report = Callable[[dict[str, Any]], None]
 
 def train(model: Any, stages: Sequence[Stage], lesson: Lesson, *, seed: int, report: Report) -> list[dict[str, Any]]:
     """Runs the stages in place and returns one record a stage: its name, steps, seconds, and the mean loss and hits
-    (share of counted tokens that greedy choice gets right) of its last tenth. `report` is called about ten times a stage."""
+    (share of counted tokens that greedy choice gets right) of its last tenth. `report` is called ten times a stage."""
     rng = random.Random(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     records = []
@@ -78,15 +79,18 @@ def train(model: Any, stages: Sequence[Stage], lesson: Lesson, *, seed: int, rep
 
 
 def _batches(rng: random.Random, stage: Stage, lesson: Lesson) -> Iterator[Batch]:
-    short = lesson.prompts.shortened()
     for _ in range(stage.steps):
         if stage.teacher is None:
             yield copy_batch(rng, stage.batch, COPY_LENGTH, lesson.vocabulary)
-            continue
-        full = rng.random() < stage.full
-        prompts, size = (lesson.prompts, max(1, stage.batch // 3)) if full else (short, stage.batch)
-        tasks = [draw_task(rng, lesson.names) for _ in range(size)]
-        yield pad([teacher_example(rng, t, stage.teacher, prompts, lesson.template) for t in tasks], lesson.filler)
+        else:
+            yield pad([_dialogue(rng, stage, stage.teacher, lesson) for _ in range(stage.batch)], lesson.filler)
+
+
+def _dialogue(rng: random.Random, stage: Stage, teacher: Teacher, lesson: Lesson) -> Example:
+    # The whole prompt is left as it is: thinning it would drop a blank line that jinja's own tag takes away.
+    prompts = lesson.prompts if stage.advice >= 1 else lesson.prompts.thinned(rng, stage.advice)
+    task = draw_task(rng, lesson.names)
+    return teacher_example(rng, task, teacher, prompts, lesson.template, tools=stage.advice > 0)
 
 
 def _rate(stage: Stage, step: int) -> float:
