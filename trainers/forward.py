@@ -126,7 +126,9 @@ def recompute_layers(model: Any) -> None:
     dropout on as well: so the layers themselves are put into that mode, and none of the modules in them."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    # The newer name is that of late transformers 5, which warns of the older one.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
