@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from polarlike.engines.kv_ranges import Runs
 
 NAME = "polarlike_packed"
-LONG = 48
+LONG = 32
 """From this many new tokens on, a sequence goes through fused attention by itself."""
 
 
@@ -80,17 +80,14 @@ class Packed:
         self.rows = sum(s.new for s in self.short)
         self.width = max((s.past + s.new for s in self.short), default=0)
         self.pieces = _group(self.short)
-        self._hidden: torch.Tensor | None = None
+        self._scores: torch.Tensor | None = None
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
-    def hidden(self) -> torch.Tensor:
-        """bool [rows, width], True where a short row must not look."""
-        if self._hidden is None:
-            seen = [s.past + k + 1 for s in self.short for k in range(s.new)]
-            device = self.pool.keys.device
-            limit = torch.tensor(seen, device=device)
-            self._hidden = torch.arange(self.width, device=device) >= limit[:, None]
-        return self._hidden
+    def scores(self, like: torch.Tensor) -> torch.Tensor:
+        """[kv heads, rows * rep, width], -inf wherever no layer writes: past the end of a short span's sequence."""
+        if self._scores is None:
+            self._scores = like.new_full((*like.shape[:2], self.width), float("-inf"))
+        return self._scores
 
     def mask(self, span: Span) -> torch.Tensor:
         """bool [new, past + new], True where a row of a long span may look."""
@@ -180,12 +177,12 @@ def _short(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: flo
     rep = heads // kv
     # [kv, rows * rep, D]: the query heads of one key head side by side, row by row.
     q = (q * scale).view(kv, rep, rows, dim).transpose(1, 2).reshape(kv, rows * rep, dim)
-    scores = q.new_empty(kv, rows * rep, packed.width)
+    scores = packed.scores(q)
     for p in packed.pieces:
         a, b = p.first * rep, p.last * rep
         k = keys[:, p.start : p.start + p.length]
         scores[:, a:b, p.position : p.position + p.length] = torch.bmm(q[:, a:b], k.transpose(1, 2))
-    scores.view(kv, rows, rep, packed.width).masked_fill_(packed.hidden()[None, :, None], float("-inf"))
+    _hide_later(scores.view(kv, rows, rep, packed.width), packed)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     out = q.new_zeros(kv, rows * rep, dim)
     for p in packed.pieces:
@@ -193,6 +190,16 @@ def _short(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: flo
         w = weights[:, a:b, p.position : p.position + p.length]
         out[:, a:b] += torch.bmm(w, values[:, p.start : p.start + p.length])
     return out.view(kv, rows, rep, dim).transpose(0, 1).reshape(rows, heads, dim)
+
+
+def _hide_later(scores: torch.Tensor, packed: Packed) -> None:
+    """Keeps the rows of one span from seeing those after them. scores: [kv, rows, rep, width]."""
+    row = 0
+    for span in packed.short:
+        if span.new > 1:
+            block = scores[:, row : row + span.new, :, span.past : span.past + span.new]
+            block.masked_fill_(~packed.mask(span)[:, None, span.past :], float("-inf"))
+        row += span.new
 
 
 def _long(

@@ -9,8 +9,9 @@ At temperature 0 a token's logprob is that of temperature 1 (see `sampling`).
 
 Settings (`EngineOptions.extra`): kv_tokens, how many tokens the pool of keys and values holds (at least the context
 length; by default what 2 GiB hold); prefill_chunk, most prompt tokens in one pass (1024); device (cpu, cuda; by default
-cuda where there is one); threads, torch's threads for the engine (by default torch's own choice); stream_interval_s,
-least time between two chunks of a reply (0.05).
+cuda where there is one); threads, torch's threads, for the whole process (by default torch's own choice; 1 where
+agents fill the other cores: a pass waits for the slowest thread); stream_interval_s, least time between two chunks of a
+reply (0.05).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ What holds: with a model folder (`EngineOptions.model`) a reply is that model's 
 model's own, scored on those tokens at the request's temperature. Without one the engine is text-only and says so; it
 makes up no ids and no numbers.
 
-Settings (`EngineOptions.extra`): delay_s, how long a reply takes, spread evenly over its chunks (0); stream, tokens a chunk
-(0: the whole reply in one). Others go to the embedded engine that scores.
+Settings (`EngineOptions.extra`): delay_s, how long a reply takes, spread evenly over its chunks (0); stream, tokens
+a chunk (0: the whole reply in one). Others go to the embedded engine that scores.
 """
 
 from __future__ import annotations
