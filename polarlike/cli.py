@@ -11,7 +11,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -192,8 +191,15 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     """Runs a command's coroutine on uvloop."""
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    except KeyboardInterrupt as e:
+        raise PolarError("stopped; the same command resumes the run.") from e
+
+
+# The base of typer's errors of usage: click's class, or that of the copy of click inside newer releases of typer.
+_BadUsage: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def main() -> None:
@@ -203,10 +209,7 @@ def main() -> None:
     except PolarError as e:
         errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(e.exit_code)
-    except click.ClickException as e:
-        errors.print(f"polar: {e.format_message()}", highlight=False, markup=False, soft_wrap=True)
+    except _BadUsage as e:
+        errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        errors.print("polar: stopped; the same command resumes the run.", highlight=False)
-        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from polarlike.plugins import nearest
 from polarlike.proxy.settings import Rule, SamplingSettings
 from polarlike.records import UsageError
+from polarlike.strict import explain
 
 
 class Strict(BaseModel):
@@ -144,21 +144,8 @@ def load_config(file: Path | None, overrides: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as e:
-        raise UsageError(explain(e, RunConfig)) from e
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """A validation error as one sentence, with the nearest name of an unknown key."""
-    first = error.errors()[0]
-    place = [str(p) for p in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        table: Any = model
-        for part in place[:-1]:
-            field = table.model_fields.get(part) if hasattr(table, "model_fields") else None
-            table = field.annotation if field else None
-        known = table.model_fields if hasattr(table, "model_fields") else {}
-        return f"There is no setting {'.'.join(place)}{nearest(place[-1], known)}."
-    return f"The setting {'.'.join(place)} is wrong: {first['msg']} (got {first['input']!r})."
+        said = explain(e, RunConfig, "setting")
+        raise UsageError(said[0].upper() + said[1:]) from e
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -24,11 +24,11 @@ def load(kind: str, name: str) -> Any:
                 return entry.load()
             except ModuleNotFoundError as e:
                 raise UsageError(f"{name} needs the Python package {e.name}; install it with pip.") from e
-    raise UsageError(f"There is no {kind.rstrip('s')} named {name!r}{nearest(name, names(kind))}.")
+    raise UsageError(f"There is no {kind.rstrip('s')} named {name!r}{nearest(name, names(kind))}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error sentence: the nearest known name, else all of them."""
+    """The end of an error sentence, its full stop included: the nearest known name, else all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}."

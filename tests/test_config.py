@@ -22,11 +22,11 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("sampels: 3", "no setting sampels; did you mean 'samples'"),
-        ("engine: {spek: x}", "no setting engine.spek; did you mean 'spec'"),
-        ("sampling: {temprature: 1}", "no setting sampling.temprature; did you mean 'temperature'"),
-        ("samples: 0", "The setting samples is wrong"),
-        ("sandbox: 5", "The setting sandbox is wrong"),
+        ("sampels: 3", "no setting 'sampels'; did you mean 'samples'"),
+        ("engine: {spek: x}", "no setting 'engine.spek'; did you mean 'spec'"),
+        ("sampling: {temprature: 1}", "no setting 'sampling.temprature'; did you mean 'temperature'"),
+        ("samples: 0", "The setting 'samples' is wrong"),
+        ("sandbox: 5", "The setting 'sandbox' is wrong"),
         ("- a\n- b", "must be a table"),
         ("a: [", "not valid YAML"),
     ],

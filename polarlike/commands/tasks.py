@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polarlike.records import Score
-from polarlike.rollouts.stage import sandbox_class
+from polarlike.rollouts.stage import make_provider
 from polarlike.tasks import load_tasks
 from polarlike.tasks.check import check_tasks
 
@@ -17,9 +17,8 @@ from polarlike.tasks.check import check_tasks
 async def check(spec: str, sandbox: str, concurrency: int, console: Console) -> bool:
     """Prints a line a task; whether all are as they should be."""
     tasks = load_tasks(spec)
-    provider_class = sandbox_class(sandbox)
     with tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
-        provider = provider_class(state_dir=Path(folder), run_label=Path(folder).name)
+        provider = make_provider(sandbox, Path(folder), Path(folder).name, {})
         try:
             found = await check_tasks(tasks, provider, concurrency=concurrency)
         finally:

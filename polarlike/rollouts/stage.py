@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from polarlike import plugins
 from polarlike.config import EngineConfig, RunConfig
@@ -36,7 +37,7 @@ def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None)
     return engine
 
 
-def sandbox_class(kind: str) -> type[SandboxProvider]:
+def make_provider(kind: str, state_dir: Path, run_label: str, options: dict[str, Any]) -> SandboxProvider:
     """The provider of that kind, proven to work here. auto: docker where it works, else local. Raises UsageError with
     the command that mends it."""
     if kind == "auto":
@@ -44,8 +45,8 @@ def sandbox_class(kind: str) -> type[SandboxProvider]:
     broken = _broken(kind)
     if broken:
         raise UsageError(f"The {kind} sandbox does not work here: {broken}")
-    found: type[SandboxProvider] = plugins.load("sandboxes", kind)
-    return found
+    provider: SandboxProvider = plugins.load("sandboxes", kind)(state_dir=state_dir, run_label=run_label, **options)
+    return provider
 
 
 def _broken(kind: str) -> str:
@@ -62,8 +63,7 @@ def make_dialects() -> list[object]:
 async def open_stage(config: RunConfig, folder: RunFolder, *, train: bool = True) -> AsyncIterator[Stage]:
     """Everything started, and what an earlier process of this run left behind cleared away."""
     async with AsyncExitStack() as stack:
-        provider_class = sandbox_class(config.sandbox.kind)
-        provider = provider_class(state_dir=folder.path / "boxes", run_label=folder.label, **config.sandbox.options)
+        provider = make_provider(config.sandbox.kind, folder.path / "boxes", folder.label, config.sandbox.options)
         stack.push_async_callback(provider.close)
         harness = plugins.load("harnesses", config.harness.name)(config.harness.options)
         store = Store(folder.store_url)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from polarlike.records import Call, Cause, Delivery, Rollout, RolloutStatus, Sampling, Score, Unscored
@@ -44,7 +44,7 @@ class Encoded:
 
 def encode_call(call: Call) -> Encoded:
     out = Encoded({})
-    sampling = asdict(call.sampling)
+    sampling = {f.name: getattr(call.sampling, f.name) for f in fields(Sampling)}
     own = {name: value for name, blank in _OWN.items() if (value := getattr(call, name)) != blank}
     own |= {"cause": call.cause.value, "max_tokens": sampling.pop("max_tokens"), "seed": sampling.pop("seed")}
     shared = {name: getattr(call, name) for name in _SHARED} | {"sampling": sampling}

@@ -16,7 +16,7 @@ from typing import Any
 from polarlike.records import Environment, Limits, Task, UsageError
 from polarlike.tasks.dockerfile import read_dockerfile
 from polarlike.tasks.harbor_schema import NOT_ENFORCED, EnvironmentTable, TaskToml, size_mb, unsupported
-from polarlike.tasks.strict import check
+from polarlike.strict import check
 
 
 def is_task_folder(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from polarlike.tasks.strict import Strict
+from polarlike.strict import Strict
 
 NetworkMode = Literal["no-network", "public", "allowlist"]
 

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field
 
 from polarlike.records import Environment, Limits, Task, UsageError
-from polarlike.tasks.strict import Strict, check
+from polarlike.strict import Strict, check
 
 
 class LimitsRow(Strict):

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from polarlike.records import Score, Task, Unscored
-from polarlike.tasks.strict import Strict, check
+from polarlike.strict import Strict, check
 from sandbox.base import RunResult, Sandbox, SandboxError
 
 TESTS = "/tests"

@@ -76,7 +76,7 @@ def test_tasks_keep_the_order_of_the_file_and_empty_lines_are_passed_over(tmp_pa
         (GOOD | {"instructions": "x"}, [":2: there is no key 'instructions'", "did you mean 'instruction'?"]),
         (GOOD | {"limits": {"agent": 1}}, [":2: there is no key 'limits.agent'", "'agent_s'"]),
         ({"task_id": "x", "test_script": "y"}, [":2: the key 'instruction' is missing"]),
-        (GOOD | {"memory_mb": "1G"}, [":2: 'memory_mb' is wrong"]),
+        (GOOD | {"memory_mb": "1G"}, [":2: the key 'memory_mb' is wrong"]),
         (GOOD | {"verifier": {"type": "harbor"}}, [":2: give exactly one of"]),
         ({"task_id": "x", "instruction": "y"}, [":2: give exactly one of"]),
         ({"task_id": "x", "instruction": "y", "verifier": {}}, [":2: the verifier has no 'type'"]),

@@ -1,4 +1,4 @@
-"""Checks a table of the user's against a pydantic model and says what is wrong in one sentence.
+"""Tables of the user's against pydantic models: what is wrong, in one sentence.
 
 Knows models and their errors; knows no file format. What holds: an unknown key is an error, never ignored, and names
 the nearest key there is.
@@ -23,23 +23,25 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def check(model: type[Model], table: dict[str, Any], where: str) -> Model:
+def check(model: type[Model], table: Any, where: str) -> Model:
     """The table as a model. Raises UsageError with the first fault; `where` says which file (and line) it is in."""
     try:
         return model.model_validate(table)
     except ValidationError as e:
-        first = e.errors()[0]
-        raise UsageError(_sentence(model, first["type"], first["loc"], first["msg"], where)) from None
+        raise UsageError(f"{where}: {explain(e, model, 'key')}") from None
 
 
-def _sentence(model: type[BaseModel], kind: str, loc: tuple[int | str, ...], message: str, where: str) -> str:
+def explain(error: ValidationError, model: type[BaseModel], noun: str) -> str:
+    """The first fault as a sentence without its capital: there is no NOUN 'a.b'; did you mean 'c'?"""
+    first = error.errors()[0]
+    loc, message = first["loc"], first["msg"]
     path = ".".join(str(part) for part in loc if not _is_branch(part))
-    if kind == "extra_forbidden":
-        return f"{where}: there is no key {path!r}{nearest(str(loc[-1]), _keys(model, loc[:-1]))}".rstrip(".")
-    if kind == "missing":
-        return f"{where}: the key {path!r} is missing."
+    if first["type"] == "extra_forbidden":
+        return f"there is no {noun} {path!r}{nearest(str(loc[-1]), _keys(model, loc[:-1]))}"
+    if first["type"] == "missing":
+        return f"the {noun} {path!r} is missing."
     message = message[:1].lower() + message[1:]
-    return f"{where}: {path!r} is wrong: {message}." if path else f"{where}: {message}."
+    return f"the {noun} {path!r} is wrong: {message}." if path else f"{message}."
 
 
 def _is_branch(part: int | str) -> bool:
