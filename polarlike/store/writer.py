@@ -67,6 +67,7 @@ class Writer:
             if self._thread is None:  # a store that is only read starts no thread
                 self._thread = threading.Thread(target=self._run, name="polarlike-store", daemon=True)
                 self._thread.start()
+            write.done.set_running_or_notify_cancel()  # from here on nobody can cancel it under the thread's feet
             self._queue.put(write)
         return write.done
 

@@ -26,6 +26,11 @@ def test_an_aborted_reply_stays_aborted_though_it_is_echoed(make):
     assert states(a, make(a)) == ["aborted", "confirmed"]
 
 
+@pytest.mark.parametrize("finish_reason", ["abort", "error"])
+def test_a_reply_that_sampling_cut_short_is_aborted_though_it_was_flushed(make, finish_reason):
+    assert states(make(finish_reason=finish_reason)) == ["aborted"]
+
+
 @pytest.mark.parametrize("stored", [Delivery.COMMITTED, Delivery.LOST])
 def test_what_nobody_saw_stays_as_it_was_stored(make, stored):
     assert states(make(delivery=stored)) == [stored.value]

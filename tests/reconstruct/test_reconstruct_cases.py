@@ -216,6 +216,23 @@ def test_the_first_keeps_the_segment_when_two_lanes_are_alike(make):
     assert (owners(main), owners(fork)) == (["call_1", "call_2"], ["call_3"])
 
 
+def test_a_second_asking_that_stands_on_the_same_parent_extends_its_segment(make):
+    a = make()
+    dropped = make(a)
+    again = make(a, says=dropped.new_messages, cause=Cause.REPLY_DROPPED)
+    main, leaf = built(a, dropped, again).segments
+    assert (owners(main), owners(leaf)) == (["call_1", "call_3"], ["call_2"])
+
+
+@pytest.mark.parametrize("cause", [Cause.HISTORY_CHANGED, Cause.TOOLS_CHANGED, Cause.AMBIGUOUS, Cause.ECHO_EDITED])
+def test_any_other_cause_starts_a_segment_though_a_parent_is_named(make, cause):
+    a = make()
+    b = make(a, cause=cause)
+    t = built(a, b)
+    assert [owners(s) for s in t.segments] == [["call_1"], ["call_2"]]
+    assert t.segments[1].ids[:5].tolist() == ids(a.suffix_ids, a.completion_ids)
+
+
 def test_two_aliases_are_two_roles_in_two_segments(make):
     a = make(model="planner")
     b = make(a, model="coder")
