@@ -42,7 +42,9 @@ def open_database(url: str) -> Engine:
     try:
         engine = sa.create_engine(parsed)
     except (NoSuchModuleError, ModuleNotFoundError) as e:
-        raise UsageError(f"The database driver for {where} is missing; install polarlike[postgres].") from e
+        raise UsageError(
+            f"The database driver for {where} is missing; install it with: pip install 'psycopg[binary]'."
+        ) from e
     if backend == "sqlite":
         _configure_sqlite(engine)
     try:

@@ -201,6 +201,7 @@ async def test_closing_writes_what_waits_and_then_refuses(url, call):
     [
         ("store.db", "not a database URL"),
         ("mysql://host/db", "cannot use mysql"),
+        ("postgresql+nodriver://host/db", "pip install"),
         ("sqlite://", "needs a file"),
         ("sqlite:///no/such/folder/store.db", "no folder no/such/folder"),
     ],
