@@ -13,6 +13,7 @@ What holds:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,8 +134,10 @@ class Batch:
     def _choose(self) -> list[tuple[Sequence, int]]:
         """The sequences of the next pass and how many new tokens of each, places reserved."""
         chosen: list[tuple[Sequence, int]] = []
-        room = self.prefill
-        for sequence in list(self.running):
+        # A long prompt leaves a quarter of each pass to those that wait, so that a short turn need not wait for it.
+        room = self.prefill * 3 // 4 if self.waiting and len(self.running) < self.limit else self.prefill
+        spare = self.prefill - room
+        for sequence in sorted(self.running, key=lambda s: s.missing):
             if sequence not in self.running:  # gave up its places for one before it
                 continue
             n = 1 if sequence.missing == 1 else min(sequence.missing, room)
@@ -143,6 +146,7 @@ class Batch:
                 room -= n if n > 1 else 0
         # A sequence may have lost its places to a later reservation.
         chosen = [(s, n) for s, n in chosen if s in self.running]
+        room += spare
         for sequence in list(self.waiting):
             if room <= 0 or len(self.running) >= self.limit:
                 break
@@ -349,9 +353,8 @@ def load_weights(model: Any, weights: Mapping[str, Any]) -> None:
     """Copies `weights` into the model. Raises EngineError, before anything is changed, for names or shapes that are not
     the model's; a tied parameter may be left out."""
     own: dict[str, torch.Tensor] = model.state_dict()
-    tied = {
-        name for name, t in own.items() for other, u in own.items() if other != name and t.data_ptr() == u.data_ptr()
-    }
+    tensors = Counter(t.data_ptr() for t in own.values())
+    tied = {name for name, t in own.items() if tensors[t.data_ptr()] > 1}
     new = {name: w if isinstance(w, torch.Tensor) else torch.as_tensor(w) for name, w in weights.items()}
     unknown = sorted(set(new) - set(own))
     if unknown:

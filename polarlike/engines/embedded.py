@@ -8,7 +8,7 @@ keys and values computed anew.
 At temperature 0 a token's logprob is that of temperature 1 (see `sampling`).
 
 Settings (`EngineOptions.extra`): kv_tokens, how many tokens the pool of keys and values holds (at least the context
-length; by default what 2 GiB hold); prefill_chunk, most prompt tokens in one pass (1024); device (cpu, cuda; by default
+length; by default what 1 GiB holds); prefill_chunk, most prompt tokens in one pass (512); device (cpu, cuda; by default
 cuda where there is one); threads, torch's threads, for the whole process (by default torch's own choice; 1 where
 agents fill the other cores: a pass waits for the slowest thread); stream_interval_s, least time between two chunks of a
 reply (0.05).
@@ -36,7 +36,7 @@ from polarlike.records import Ids, Logprobs, Sampling, UsageError
 from polarlike.templates import ChatTemplate, load_template
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-POOL_BYTES = 2 << 30
+POOL_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Settings:
     """`EngineOptions.extra`, checked; see the module's docstring."""
 
     kv_tokens: int | None = None
-    prefill_chunk: int = 1024
+    prefill_chunk: int = 512
     device: str | None = None
     threads: int | None = None
     stream_interval_s: float = 0.05
