@@ -19,9 +19,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(n: int, c: int, k: int
 
 
 def test_unscored_rollouts_count_in_no_rate_and_tasks_weigh_alike() -> None:
-    found = summarise(
-        [rollout("a", 1.0), rollout("a", 0.5), rollout("a", None), rollout("b", 0.0)], ks=(1, 2)
-    )
+    found = summarise([rollout("a", 1.0), rollout("a", 0.5), rollout("a", None), rollout("b", 0.0)], ks=(1, 2))
     assert (found.tasks, found.rollouts, found.unscored) == (2, 4, 1)
     assert found.reward is not None
     assert found.reward.value == pytest.approx((0.75 + 0.0) / 2)
