@@ -7,13 +7,13 @@ calls they were made from, so that a fault in rebuilding shows as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from polarlike.records import Call, Ids, Logprobs, Segment, Span, UsageError
 from reconstruct import builders, delivery, lineage, roles
@@ -34,7 +34,7 @@ class LogEntry(Protocol):
 
 @dataclass(slots=True)
 class Logged:
-    """A `LogEntry` read from a log's line."""
+    """A `LogEntry` put together from several."""
 
     prompt_ids: Ids
     completion_ids: Ids
@@ -42,19 +42,27 @@ class Logged:
     versions: Ids
 
 
-def parse_engine_log(lines: Iterable[bytes | str]) -> dict[str, Logged]:
-    """The log that engines write (`EngineOptions.log`), by request id; a null logprob is NaN."""
-    out: dict[str, Logged] = {}
-    for line in lines:
-        if line.strip():
-            entry = orjson.loads(line)
-            out[entry["request_id"]] = Logged(
-                np.asarray(entry["prompt_ids"], np.int32),
-                np.asarray(entry["completion_ids"], np.int32),
-                np.asarray([np.nan if p is None else p for p in entry["logprobs"]], np.float32),
-                np.asarray(entry["versions"], np.int32),
-            )
-    return out
+def joined(log: Mapping[str, LogEntry], call_id: str) -> LogEntry | None:
+    """The entry of a call. Where an engine failed in mid-reply, the proxy asked again from the prompt and what it had
+    by then, as call_id.1 and so on: those entries are put together, each cut where the next one's prompt goes on. None
+    where the first is missing or the next one's prompt is not what went before."""
+    whole = log.get(call_id)
+    for attempt in count(1):
+        more = log.get(f"{call_id}.{attempt}")
+        if whole is None or more is None:
+            return whole
+        start = whole.prompt_ids.size
+        kept = more.prompt_ids.size - start
+        before = np.concatenate((whole.prompt_ids, whole.completion_ids))
+        if kept < 0 or not np.array_equal(before[: more.prompt_ids.size], more.prompt_ids):
+            return None
+        whole = Logged(
+            whole.prompt_ids,
+            np.concatenate((whole.completion_ids[:kept], more.completion_ids)),
+            np.concatenate((whole.logprobs[:kept], more.logprobs)),
+            np.concatenate((whole.versions[:kept], more.versions)),
+        )
+    return whole
 
 
 def compare_with_engine_log(
@@ -86,7 +94,7 @@ def compare_with_engine_log(
             trainable += tokens
             if not tokens:
                 continue
-            wrong = _mismatch(segment, span, log.get(span.call_id), decode)
+            wrong = _mismatch(segment, span, joined(log, span.call_id), decode)
             if wrong is None:
                 equal += tokens
                 continue

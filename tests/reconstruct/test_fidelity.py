@@ -11,7 +11,7 @@ import pytest
 
 from polarlike.records import Call, UsageError
 from reconstruct import rebuild
-from reconstruct.evidence import Logged, compare_with_engine_log, parse_engine_log
+from reconstruct.evidence import Logged, compare_with_engine_log
 from reconstruct.fidelity import page
 
 
@@ -60,21 +60,35 @@ def test_the_page_says_each_fact_on_a_line(make):
 def engine_log(*calls: Call) -> dict[str, Logged]:
     """What an engine would have written about a chain of calls: its own copies."""
     prompt: list[int] = []
-    lines = []
+    log = {}
     for c in calls:
-        prompt += c.suffix_ids.tolist()
-        lines.append(
-            json.dumps({
-                "request_id": c.call_id,
-                "prompt_ids": prompt,
-                "completion_ids": c.completion_ids.tolist(),
-                "logprobs": [None if np.isnan(p) else float(p) for p in c.logprobs],
-                "versions": c.versions.tolist(),
-                "finish_reason": "stop",
-            })
-        )  # fmt: skip
+        prompt = prompt + c.suffix_ids.tolist()
+        log[c.call_id] = Logged(
+            np.asarray(prompt, np.int32), c.completion_ids.copy(), c.logprobs.copy(), c.versions.copy()
+        )
         prompt = prompt + c.completion_ids.tolist()
-    return parse_engine_log([*lines, ""])
+    return log
+
+
+def test_a_reply_that_two_workers_sampled_is_put_together_from_both_entries(make):
+    a = make(sampled=5, logprobs=np.asarray([-1, -2, -3, -4, -5], np.float32))
+    whole = engine_log(a)["call_1"]
+    more_than_arrived = np.append(whole.completion_ids[:2], np.int32(9))  # the worker died with one token on its way
+    log = {
+        "call_1": Logged(
+            whole.prompt_ids, more_than_arrived, np.asarray([-1, -2, -9], np.float32), np.zeros(3, np.int32)
+        ),
+        "call_1.1": Logged(
+            np.concatenate((whole.prompt_ids, whole.completion_ids[:2])),
+            whole.completion_ids[2:],
+            whole.logprobs[2:],
+            whole.versions[2:],
+        ),
+    }
+    assert compare_with_engine_log([a], log)["share"] == 1.0
+    assert compare_with_engine_log([a], {"call_1.1": log["call_1.1"]})["mismatches"] == {"not_in_log": 1}
+    log["call_1.1"].prompt_ids[-1] += 1
+    assert compare_with_engine_log([a], log)["share"] == 0.0
 
 
 def test_a_faithful_record_equals_the_engine_log(make):
