@@ -1,5 +1,5 @@
-"""One schema for every command. A YAML file fills it, flags override it, and an unknown key is an error with its nearest
-name. Each field's sentence stands under it."""
+"""One schema for every command. A YAML file fills it, flags override it, and an unknown key is an error with its
+nearest name. Each field's sentence stands under it."""
 
 from __future__ import annotations
 

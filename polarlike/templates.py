@@ -1,4 +1,4 @@
-"""From a conversation to token ids and back, for one model family. Knows tokenizers and `renderers`; no I/O but loading.
+"""From a conversation to token ids and back, for one model family. Knows tokenizers and `renderers`.
 
 What holds:
 - `bridge` never touches what was sampled: the next prompt is prompt + completion + suffix, id for id.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from polarlike.dialects.base import ModelRequest, Usage
 from polarlike.engines.base import Chunk, Conversation, EngineError, GenerateRequest
 from polarlike.proxy.planning import Plan, Turn
-from polarlike.records import Call, Delivery, Ids, Message, Sampling, new_id
+from polarlike.records import Call, Delivery, Ids, Message, Sampling, new_id, no_ids
 from polarlike.store import StoreError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Generation:
         self.reply: Message = {"role": "assistant", "content": ""}
         self.finish_reason = ""
         self.malformed = 0
+        self._prompt_tokens = int(plan.prompt_ids.size)
         self._chunks: list[Chunk] = []
         self._sampled = False
         self._changed = asyncio.Event()
@@ -54,7 +55,7 @@ class Generation:
     def usage(self) -> Usage | None:
         if self.session.engine.text_only:
             return None
-        return Usage(int(self.plan.prompt_ids.size), sum(int(c.ids.size) for c in self._chunks))
+        return Usage(self._prompt_tokens, sum(int(c.ids.size) for c in self._chunks))
 
     def completion_ids(self) -> Ids:
         return _joined([c.ids for c in self._chunks], np.int32)
@@ -116,8 +117,15 @@ class Generation:
             if self._chunks and not isinstance(e, StoreError):
                 await self._commit(self._call())
         finally:
+            self._release()
             self.done.set()
             self._changed.set()
+
+    def _release(self) -> None:
+        """Lets go of the history. A finished reply is kept for retries, and with its whole prompt it would make memory
+        grow with history times turns."""
+        self.request = replace(self.request, messages=[])
+        self.plan = replace(self.plan, prompt_ids=no_ids())
 
     async def _sample(self) -> None:
         """Reads the engine. If it fails in mid-reply, it is asked once more, from the prompt and what was sampled."""

@@ -53,7 +53,7 @@ class SessionSettings(BaseModel):
     streaming: Literal["whole", "live"] = "whole"
     """whole: sample the reply, then stream it in one go. live: text as it comes, tool calls once they parse."""
     on_edit: Literal["keep", "fork"] = "keep"
-    """When the harness sends a sampled turn back changed: keep the sampled tokens and count it, or start a new segment."""
+    """When the harness sends a sampled turn back changed: keep the sampled tokens and count it, or start a segment."""
     grace_s: float = Field(default=30.0, ge=0)
     """Seconds a reply is sampled on after its client has gone, so that a retry can join it."""
     keep_alive_s: float = Field(default=10.0, gt=0)

@@ -20,7 +20,7 @@ _PACKAGES = ("polarlike", "renderers", "tokenizers", "transformers", "torch", "a
 
 
 class RunFolder:
-    """One process at a time writes a run. `label` marks its sandboxes, so that a later process finds what this one left."""
+    """One process at a time writes a run. `label` marks its sandboxes, so that a later process finds what this left."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polarlike.records import Environment, Limits, Task, UsageError
+from polarlike.strict import check
 from polarlike.tasks.dockerfile import read_dockerfile
 from polarlike.tasks.harbor_schema import NOT_ENFORCED, EnvironmentTable, TaskToml, size_mb, unsupported
-from polarlike.strict import check
 
 
 def is_task_folder(folder: Path) -> bool:
