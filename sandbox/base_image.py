@@ -40,7 +40,13 @@ def tag() -> str:
 
 
 def present(client: docker.DockerClient, image: str) -> bool:
-    return bool(client.images.list(name=image))
+    from docker.errors import ImageNotFound
+
+    try:
+        client.images.get(image)
+    except ImageNotFound:
+        return False
+    return True
 
 
 def ensure(client: docker.DockerClient) -> str:

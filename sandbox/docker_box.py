@@ -1,15 +1,11 @@
 """Boxes that are Docker containers: the provider and one box.
 
-Knows: how a container is locked down, how files and commands get in, and how its work tree is read. Does not know: how
-images and toolboxes are built (`docker_images`, `docker_toolbox`) or how a socket gets into a box (`docker_reach`).
+Knows: how commands get in and end, and what is kept of a box. Does not know: how a container is locked down
+(`docker_lockdown`), how its files are read (`docker_files`), how images and toolboxes are built (`docker_images`,
+`docker_toolbox`), or how a socket gets into a box (`docker_reach`).
 
-What holds: no network but loopback unless the task says so, no capabilities, no new privileges, bounded memory (no
-swap), processes and cores. Commands run as root without any capability, so a file owned by another id would be shut to
-them: all that is put in belongs to root. Files are read and written by the engine, not by programs of the box, so what
-the agent did to `tar` or `cp` in there cannot forge them.
-
-Process 1 is a shell that only reaps: kill(-1) inside cannot hit it, which makes one race-free call end everything else.
-Disk is not bounded (Docker's overlay on ext4 cannot).
+What holds: at a timeout nothing in the box runs on, and a process of ours that was killed leaves only what `reap`
+finds.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandbox import certificates, docker_images, docker_toolbox, owner, tree
+from sandbox import docker_images, docker_lockdown, docker_toolbox, owner, tree
 from sandbox.base import Check, RunResult, SandboxError, SandboxSpec, Toolbox, ToolboxRecipe
 from sandbox.docker_engine import ExecStream, api_error, connect, engine_errors, sentence, socket_path
 from sandbox.docker_files import ContainerFiles
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KEEP_ALIVE = ["/bin/sh", "-c", "while :; do sleep 2147483647 & wait; done"]
 SWEEP = ["/bin/sh", "-c", "kill -9 -1"]
 IDLE_PROCESSES = 2  # process 1 and its sleep
 LABEL_RUN, LABEL_PID, LABEL_OWNER = "polarlike.run", "polarlike.pid", "polarlike.owner"
@@ -239,9 +234,9 @@ class DockerProvider:
 
     async def _image(self, spec: SandboxSpec) -> str:
         """The image's tag, made once even when many boxes of a task start at the same time."""
-        key = f"{spec.image}|{spec.dockerfile}"
+        key = f"{spec.image}|{spec.dockerfile}|{spec.workdir}"
         if key not in self._prepared or _failed(self._prepared[key]):
-            image = self.call(docker_images.ensure, self._client, spec.image, spec.dockerfile)
+            image = self.call(docker_images.ensure, self._client, spec.image, spec.dockerfile, spec.workdir)
             self._prepared[key] = asyncio.ensure_future(image)
         return await asyncio.shield(self._prepared[key])
 
@@ -264,18 +259,11 @@ class DockerProvider:
         return DockerBox(self, container_id, pid, spec, reach)
 
     def _start(self, spec: SandboxSpec, image: str, name: str, reach: Reach) -> tuple[str, int]:
-        host = self._host_config(spec, reach)
         made = self.api.create_container(
             image,
-            command=KEEP_ALIVE[1:],
-            entrypoint=KEEP_ALIVE[:1],
-            user="0:0",
-            hostname="box",
-            working_dir=spec.workdir,
-            environment=self._env(spec),
+            **docker_lockdown.settings(self.api, spec, reach.mounts()),
             labels=self._labels(reach),
             name=f"polarlike-{name}-{uuid.uuid4().hex[:8]}",
-            host_config=host,
         )
         try:
             self.api.start(made["Id"])
@@ -286,33 +274,6 @@ class DockerProvider:
             self.remove(made["Id"])
             raise
         return made["Id"], pid
-
-    def _host_config(self, spec: SandboxSpec, reach: Reach) -> Any:
-        mounts = [*spec.mounts, *reach.mounts()]
-        binds = [f"{mount.host}:{mount.path}:{'ro' if mount.read_only else 'rw'}" for mount in mounts]
-        if spec.network and (bundle := certificates.bundle()):
-            binds.append(f"{bundle}:{certificates.INSIDE}:ro")
-        return self.api.create_host_config(
-            network_mode="bridge" if spec.network else "none",
-            mem_limit=f"{spec.memory_mb}m",
-            memswap_limit=f"{spec.memory_mb}m",
-            nano_cpus=int(spec.cpus * 1e9),
-            pids_limit=spec.pids,
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            binds=binds,
-            log_config={"type": "none"},
-        )
-
-    def _env(self, spec: SandboxSpec) -> dict[str, str]:
-        return {
-            "POLAR_WORKDIR": spec.workdir,
-            "POLAR_TESTS": "/tests",
-            "POLAR_LOGS": "/logs",
-            "PIP_CONFIG_FILE": "/dev/null",
-            **(certificates.variables() if spec.network and certificates.bundle() else {}),
-            **spec.env,
-        }
 
     def _labels(self, reach: Reach) -> dict[str, str]:
         labels = {LABEL_RUN: self.run_label, LABEL_PID: str(os.getpid()), LABEL_OWNER: owner.our_mark()}

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import tarfile
 import tempfile
 from pathlib import Path
@@ -28,15 +29,31 @@ CERTIFICATE = ".polarlike-ca.crt"
 FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
 
 
-def ensure(client: docker.DockerClient, image: str | None, dockerfile: str | None) -> str:
+def ensure(client: docker.DockerClient, image: str | None, dockerfile: str | None, workdir: str) -> str:
     """The tag to start a box from, built or pulled if it is not there. SandboxError says what could not be had."""
     if dockerfile:
-        return _built(client, Path(dockerfile))
+        return _owned(client, _built(client, Path(dockerfile)), workdir)
     if image is None:
         return base_image.ensure(client)
     if not base_image.present(client, image):
         _pull(client, image)
-    return image
+    return _owned(client, image, workdir)
+
+
+def _owned(client: docker.DockerClient, image: str, workdir: str) -> str:
+    """The image with its work folder in root's hands. An image that has a user of its own gave it to that user, and
+    root without capabilities could not write there. A container cannot mend that itself: it may not chown either."""
+    name = hashlib.sha256(f"{client.images.get(image).id}|{workdir}".encode()).hexdigest()[:16]
+    tag = f"polarlike/owned:{name}"
+    if not base_image.present(client, tag):
+        folder = shlex.quote(workdir)
+        give = f"[ ! -e {folder} ] || find {folder} ! -user 0 -exec chown -h 0:0 {{}} +"
+        with tempfile.TemporaryFile() as context:
+            with tarfile.open(fileobj=context, mode="w") as archive:
+                _add(archive, "Dockerfile", f"FROM {image}\nUSER 0:0\nRUN {give}\n".encode())
+            context.seek(0)
+            _build(client, context, tag, f"the image {image}")
+    return tag
 
 
 def _pull(client: docker.DockerClient, image: str) -> None:
@@ -62,9 +79,10 @@ def _built(client: docker.DockerClient, folder: Path) -> str:
         base_image.ensure(client)
     tag = f"polarlike/task:{_digest(folder)}"
     if not base_image.present(client, tag):
-        with locked(cache_dir() / "build"):
+        with locked(cache_dir() / "build"), tempfile.TemporaryFile() as context:
             if not base_image.present(client, tag):
-                _build(client, folder, tag)
+                _write_context(folder, context)
+                _build(client, context, tag, f"the Dockerfile in {folder}")
     return tag
 
 
@@ -78,15 +96,13 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(client: docker.DockerClient, folder: Path, tag: str) -> None:
+def _build(client: docker.DockerClient, context: IO[bytes], tag: str, what: str) -> None:
     api: Any = client.api
-    with tempfile.TemporaryFile() as context:
-        _write_context(folder, context)
-        log: list[str] = []
-        for line in api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True):
-            log.append(line.get("stream") or line.get("error") or "")
-            if "error" in line:
-                raise SandboxError(f"the Dockerfile in {folder} could not be built: {_tail(log)}")
+    log: list[str] = []
+    for line in api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True):
+        log.append(line.get("stream") or line.get("error") or "")
+        if "error" in line:
+            raise SandboxError(f"{what} could not be built: {_tail(log)}")
 
 
 def _tail(log: list[str]) -> str:

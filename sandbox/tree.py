@@ -11,7 +11,6 @@ followed; contents are bytes; modes are the nine permission bits (setuid and set
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import json
@@ -27,6 +26,7 @@ from typing import IO, Any
 import zstandard
 
 from sandbox.base import SandboxError
+from sandbox.tree_text import difference
 
 SKIPPED = frozenset({".git", "__pycache__"})
 TREE_LIMIT = 4 << 30
@@ -308,8 +308,8 @@ class TreePatch:
 
     def diff(self, start: Mapping[str, Entry]) -> str:
         """Unified text for people, against the start tree (see `tree_of`). Binary content and modes are named only."""
-        parts = [_difference(path, start.get(path), None) for path in self.deleted]
-        parts += [_difference(path, start.get(path), entry) for path, entry in sorted(self.files.items())]
+        parts = [difference(path, start.get(path), None) for path in self.deleted]
+        parts += [difference(path, start.get(path), entry) for path, entry in sorted(self.files.items())]
         return "".join(parts)
 
 
@@ -363,35 +363,3 @@ def _folder(place: Path) -> None:
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         place.unlink()
     place.mkdir(exist_ok=True)
-
-
-def _difference(path: str, old: Entry | None, new: Entry | None) -> str:
-    head = f"diff {path}\n"
-    if old is not None and new is not None and old.mode != new.mode:
-        head += f"mode {old.mode:o} -> {new.mode:o}\n"
-    if old is None and new is not None:
-        head += f"new {new.kind} mode {new.mode:o}\n"
-    if new is None:
-        head += f"deleted {old.kind if old else 'path'}\n"
-    before, after = _lines(old), _lines(new)
-    if before is None or after is None:
-        same = old is not None and new is not None and old.data == new.data
-        return head + ("" if same else "binary content differs\n")
-    names = (f"a/{path}" if old else "/dev/null", f"b/{path}" if new else "/dev/null")
-    body = difflib.unified_diff(before, after, *names, lineterm="")
-    return head + "".join(f"{line}\n" for line in body)
-
-
-def _lines(entry: Entry | None) -> list[str] | None:
-    """Text lines; None for binary content. A link reads as one line that shows its target."""
-    if entry is None or entry.kind == "folder":
-        return []
-    if entry.link is not None:
-        return [f"-> {entry.link}"]
-    data = entry.data or b""
-    if b"\0" in data:
-        return None
-    try:
-        return data.decode().splitlines()
-    except UnicodeDecodeError:
-        return None

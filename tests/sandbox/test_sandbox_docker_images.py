@@ -24,7 +24,7 @@ async def provider(tmp_path: Path) -> AsyncIterator[DockerProvider]:
     yield made
     await made.close()
     for tag in {tag for image in client.images.list() for tag in image.tags} - before:
-        if tag.startswith("polarlike/task:"):
+        if tag.startswith(("polarlike/task:", "polarlike/owned:")):
             client.images.remove(tag, force=True)
     client.close()
 
@@ -50,6 +50,20 @@ async def test_a_dockerfile_is_built_once_and_named_by_its_content(provider: Doc
     assert client.images.get(image.tags[0]).id == image.id
     await box.stop()
     client.close()
+
+
+@pytest.mark.docker
+async def test_a_work_folder_that_an_image_gave_to_another_user_is_usable(
+    provider: DockerProvider, tmp_path: Path
+) -> None:
+    make = "RUN mkdir -p /app/deep && chmod 700 /app/deep && echo x > /app/deep/f && chown -R 1000 /app"
+    box = await provider.start(
+        SandboxSpec(dockerfile=folder(tmp_path, f"FROM {base_tag()}\n{make}\nUSER 1000\n")), "own"
+    )
+    assert (await box.run(["sh", "-c", "echo y >> deep/f && cat deep/f"], timeout=10)).stdout == b"x\ny\n"
+    status = (await box.run(["cat", "/proc/self/status"], timeout=10)).stdout
+    assert b"CapEff:\t0000000000000000" in status
+    await box.stop()
 
 
 @pytest.mark.docker
