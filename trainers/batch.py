@@ -197,7 +197,7 @@ def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) ->
     """shared[i]: how many leading tokens row i has in common with row i - 1 (0 for the first)."""
     path: list[Slice] = []
     own: list[Block] = []
-    across: list[Block] = []
+    across: dict[Slice, Slice] = {}
     sources: list[Index] = []
     size = 0
     for row, common in zip(rows, shared, strict=True):
@@ -206,7 +206,9 @@ def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) ->
         if new:
             run = (size, size + new)
             own.append(Block(run, run, causal=True))
-            _attend_to_prefix(across, run, path)
+            # Sorted rows that share a slice follow one another, so that their queries join into one larger block.
+            for key in path:
+                across[key] = (across.get(key, run)[0], run[1])
             path = [*path, run]
             size += new
         where = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in path])
@@ -222,7 +224,7 @@ def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) ->
         positions=np.concatenate(
             [np.arange(n, row.ids.size, dtype=np.int64) for row, n in zip(rows, shared, strict=True)]
         ),
-        blocks=own + across,
+        blocks=own + [Block(query, key, causal=False) for key, query in across.items()],
         sources=keys[0].astype(np.int64),
         temperatures=keys[1].astype(np.float32),
         place=place.reshape(-1),
@@ -233,15 +235,3 @@ def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) ->
         row=np.repeat(np.arange(len(rows), dtype=np.int64), counts),
         unpacked_tokens=sum(row.ids.size for row in rows),
     )
-
-
-def _attend_to_prefix(across: list[Block], run: Slice, path: list[Slice]) -> None:
-    """Adds run x path to the blocks; a neighbour run that attends to the same slice is joined into one larger block."""
-    for key in path:
-        for i in range(len(across) - 1, -1, -1):
-            before = across[i]
-            if before.key == key and before.query[1] == run[0]:
-                across[i] = Block((before.query[0], run[1]), key, causal=False)
-                break
-        else:
-            across.append(Block(run, key, causal=False))

@@ -69,10 +69,7 @@ class Grpo:
         self.settings = parse_settings(options.settings)
         self.policy_version = 0
         self._start = options.model
-        name = self.settings.device
-        if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device = torch.device(name)
+        self._device = _device(self.settings.device)
         self._model = self._load_model(options.model)
         if self.settings.recompute_layers:
             recompute_layers(self._model)
@@ -206,6 +203,16 @@ class Grpo:
             table["lr"], table["weight_decay"] = self.settings.lr, self.settings.weight_decay
         self._rng.bit_generator.state = state["rng"]
         self.policy_version = int(state["policy_version"])
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.zeros(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA raises the latter
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"The trainer cannot use device {name} ({reason}); set device: cpu or auto.") from None
 
 
 def _from_folder(folder: Path) -> Any:

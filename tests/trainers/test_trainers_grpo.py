@@ -269,6 +269,7 @@ def test_staleness_is_the_version_now_minus_the_oldest_token_of_each_rollout(mak
     trainer.policy_version = 5
     made = toy(version=4)
     made.trajectories[0].segments[0].versions[5] = 2
+    made.trajectories[1].segments.append(segment(PROMPT + BAD, [4], logprobs=-6.2, version=5))
     metrics = trainer.step([made])
     assert metrics["staleness_max"] == 3.0
     assert metrics["staleness_mean"] == pytest.approx((3 + 1 + 1 + 1) / 4)
@@ -285,15 +286,19 @@ def test_clip_fraction_and_k3_are_those_of_the_recorded_logprobs(make: Make, tin
 
 
 def test_the_kl_term_holds_the_policy_to_where_it_started(make: Make, tiny_model: Path) -> None:
-    def moved(kl_coef: float) -> float:
+    def moved(kl_coef: float) -> list[float]:
+        """How far the logprobs of both completions went, good first."""
         trainer = make(lr=3e-4, kl_coef=kl_coef)
-        start = sum(logprobs_under(trainer, tiny_model, PROMPT + GOOD)[-3:])
-        for _ in range(8):
+        trail = []
+        for _ in range(9):
             segments = [sampled(trainer, tiny_model, c) for c in (GOOD, BAD)]
+            trail.append([float(s.logprobs.sum()) for s in segments])
             trainer.step([group([trajectory([segments[0]], 1.0), trajectory([segments[1]], 0.0)])])
-        return sum(logprobs_under(trainer, tiny_model, PROMPT + GOOD)[-3:]) - start
+        return [trail[-1][0] - trail[0][0], trail[0][1] - trail[-1][1]]
 
-    assert 0 < moved(2.0) < 0.5 * moved(0.0)
+    free, held = moved(0.0), moved(2.0)
+    assert 0 < held[0] < 0.5 * free[0]
+    assert 0 < held[1] < 0.5 * free[1]
 
 
 def many(seed: int) -> list[Group]:
@@ -390,3 +395,8 @@ def test_weights_carry_the_names_of_the_model_folder(make: Make, tiny_model: Pat
 def test_a_folder_that_is_no_model_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no config\.json"):
         create(TrainerOptions(tmp_path, tmp_path / "out"))
+
+
+def test_a_device_that_is_not_there_is_a_usage_error(make: Make) -> None:
+    with pytest.raises(UsageError, match="cannot use device cuda:99"):
+        make(device="cuda:99")
