@@ -23,7 +23,7 @@ from polarlike.store import Store
 from polarlike.tasks.boxes import grade, open_task_box
 from reconstruct import rebuild
 from sandbox.base import RunResult, Sandbox, SandboxError, SandboxProvider
-from sandbox.tree import TreePatch
+from sandbox.tree import TreeError, TreePatch
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,10 @@ async def _run_harness(stage: Stage, task: Task, session: Session, work: _Attemp
         await stage.proxy.close_session(session)  # the agent is over: nothing more is sampled for it
         work.exit = stage.harness.judge(work.result)
         with _timed(work, "patch"):
-            work.patch = await box.patch()
+            try:
+                work.patch = await box.patch()
+            except TreeError as e:  # the agent's doing, not a fault of ours: it may not buy itself out of a 0
+                work.score = Score(0.0, reason=f"the work tree cannot be taken: {e}")
     finally:
         with _timed(work, "stop"):
             await asyncio.shield(_leave(stage, session, box))
