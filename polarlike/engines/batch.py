@@ -13,7 +13,6 @@ What holds:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from polarlike.engines.base import EngineError
 from polarlike.engines.kv_ranges import Allocator, Runs, count, cut, join
 from polarlike.engines.kv_tree import Node, PrefixTree, common_prefix
 from polarlike.engines.sampling import History, Uniforms, sample
+from polarlike.engines.weights import load_weights
 from polarlike.records import Ids, Logprobs, Sampling
 
 GROW = 64
@@ -347,26 +347,3 @@ def _places(runs: Runs, first: int, n: int) -> Any:
     """int64 [n]: the places of `n` tokens of a sequence's own from its `first` on."""
     part, _ = cut(cut(runs, first)[1], n)
     return np.concatenate([np.arange(start, start + length) for start, length in part])
-
-
-def load_weights(model: Any, weights: Mapping[str, Any]) -> None:
-    """Copies `weights` into the model. Raises EngineError, before anything is changed, for names or shapes that are not
-    the model's; a tied parameter may be left out."""
-    own: dict[str, torch.Tensor] = model.state_dict()
-    tensors = Counter(t.data_ptr() for t in own.values())
-    tied = {name for name, t in own.items() if tensors[t.data_ptr()] > 1}
-    new = {name: w if isinstance(w, torch.Tensor) else torch.as_tensor(w) for name, w in weights.items()}
-    unknown = sorted(set(new) - set(own))
-    if unknown:
-        raise EngineError(f"The published weights name {unknown[0]!r}, which this model does not have.")
-    missing = sorted(set(own) - set(new) - tied)
-    if missing:
-        raise EngineError(f"The published weights lack {missing[0]!r}.")
-    for name, w in new.items():
-        if w.shape != own[name].shape:
-            raise EngineError(
-                f"The published weights' {name} has shape {tuple(w.shape)}, the model's {tuple(own[name].shape)}."
-            )
-    with torch.no_grad():
-        for name, w in new.items():
-            own[name].copy_(w)
