@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=12)
     parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--longest", type=float, default=25.0, help="latest moment of a kill, seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -89,7 +90,7 @@ def main() -> None:
             process = subprocess.Popen(
                 command(out, options.tasks, options.samples), cwd=ROOT, stdout=subprocess.DEVNULL
             )
-            moment = rng.uniform(2, 14)
+            moment = rng.uniform(3, options.longest)
             time.sleep(moment)
             ended = process.poll() is not None
             process.kill()

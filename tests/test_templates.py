@@ -165,7 +165,7 @@ def test_thinking_stays_in_the_next_prompt(tiny_model: Path) -> None:
 def test_a_model_folder_that_cannot_serve_says_what_is_missing(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no model folder"):
         load_template(tmp_path / "none")
-    with pytest.raises(UsageError, match="tokenizer.json"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json"):
         load_template(tmp_path)
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)

@@ -65,6 +65,14 @@ class Running:
         )
 
 
+def _running_future() -> Future[Any]:
+    """A future that its waiter cannot cancel: setting the result of a cancelled one would raise on the engine's
+    thread, and one client's leaving would end the engine for all."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 class Worker:
     """One thread around one `Batch`, made by `build` on that thread."""
 
@@ -77,7 +85,7 @@ class Worker:
         self._requests: dict[Sequence, Running] = {}
         self._scores: dict[Sequence, Future[Any]] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[Running, Chunk | EngineError]]] = {}
-        self.ready: Future[None] = Future()
+        self.ready: Future[None] = _running_future()
         self.batch: Batch | None = None
         self._thread = threading.Thread(target=self._run, args=(build,), name="polarlike-engine", daemon=True)
         self._thread.start()
@@ -92,7 +100,7 @@ class Worker:
 
     def score(self, sequence: Sequence) -> Future[Any]:
         """float32 logprobs of the sequence's tokens after `keep`."""
-        future: Future[Any] = Future()
+        future: Future[Any] = _running_future()
 
         def begin() -> None:
             if self._fault is not None:
@@ -106,7 +114,7 @@ class Worker:
 
     def call(self, function: Callable[[Batch], T]) -> Future[T]:
         """Runs a function over the batch between two steps."""
-        future: Future[T] = Future()
+        future: Future[T] = _running_future()
 
         def job() -> None:
             try:

@@ -15,8 +15,8 @@ Say = Callable[[GenerateRequest], Message | str]
 
 
 class SayingEngine:
-    """`say` maps a request to a reply; its ids are sent `per_chunk` at a time, `delay` seconds apart. `fail_after` makes
-    the engine fail once after so many tokens."""
+    """`say` maps a request to a reply; its ids are sent `per_chunk` at a time, `delay` seconds apart. `fail_after`
+    makes the engine fail once after so many tokens."""
 
     name = "saying"
     model_name = "tiny"

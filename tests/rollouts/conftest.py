@@ -41,7 +41,9 @@ def policy(conversation):
 
 TEST_SH = """
 mkdir -p "$POLAR_LOGS/verifier"
-if [ "$(cat "$POLAR_WORKDIR/answer.txt" 2>/dev/null)" = 42 ]; then echo 1; else echo 0; fi > "$POLAR_LOGS/verifier/reward.txt"
+reward=0
+[ "$(cat "$POLAR_WORKDIR/answer.txt" 2>/dev/null)" = 42 ] && reward=1
+echo "$reward" > "$POLAR_LOGS/verifier/reward.txt"
 """
 
 
