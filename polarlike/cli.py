@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad usage. A traceback is a bug.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -203,6 +204,9 @@ _BadUsage: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__n
 
 
 def main() -> None:
+    # Before torch is imported: OpenMP threads that spin while they wait starve agents that share the cores.
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; we show our own progress
     errors = Console(stderr=True)
     try:
         code = app(standalone_mode=False)
