@@ -31,6 +31,8 @@ class EngineConfig(Strict):
     """Precision of the embedded engine; float32 logprobs agree with the trainer's to 1e-4."""
     max_batch: int = Field(default=64, ge=1)
     """Replies the embedded engine samples at once."""
+    options: dict[str, Any] = {}
+    """The engine's own settings (embedded: kv_tokens, prefill_chunk, threads, device)."""
     log: bool = False
     """Write the engine's own evidence log (engine.jsonl in the run folder)."""
 

@@ -32,6 +32,7 @@ def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None)
         seed=seed,
         dtype=config.dtype,
         max_batch=config.max_batch,
+        extra=config.options,
     )
     engine: Engine = factory(argument, options)
     return engine
