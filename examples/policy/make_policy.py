@@ -18,7 +18,6 @@ import random
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from examples.policy.dialogue import Teacher
 from examples.policy.evaluation import figures, rollouts
 from examples.policy.induction import write_induction_heads
 from examples.policy.prompts import MiniPrompts, find_package, load_prompts
-from examples.policy.training import COPY_LENGTH, Lesson, Stage, train
+from examples.policy.training import COPY_LENGTH, Lesson, Stage, run_stage
 from polarlike.engines.tiny import build_tiny_model
 from polarlike.records import PolarError
 from polarlike.templates import ChatTemplate, load_template
@@ -42,10 +41,10 @@ TASKS = HERE.parent / "tasks"
 SURE, SLOPPY = Teacher(right=1.0, operator_weight=6.0), Teacher(right=0.4)
 FULL: tuple[Stage, ...] = (
     Stage("copy", 100, batch=48, rate=2e-3),
-    Stage("no advice", 90, batch=16, rate=1.5e-3, teacher=Teacher()),
-    Stage("no advice, operator", 60, batch=16, rate=1.2e-3, teacher=SURE),
-    Stage("some advice", 40, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
-    Stage("all advice", 24, batch=6, rate=8e-4, teacher=SURE, advice=1.0, cools=True),
+    Stage("no advice", 30, batch=16, rate=1.5e-3, teacher=Teacher()),
+    Stage("no advice, operator", 40, batch=16, rate=1.2e-3, teacher=SURE),
+    Stage("some advice", 20, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
+    Stage("all advice", 30, batch=6, rate=8e-4, teacher=SURE, advice=1.0, cools=True),
     Stage("sloppy teacher", 8, batch=6, rate=3e-4, teacher=SLOPPY, advice=1.0),
 )
 QUICK: tuple[Stage, ...] = (
@@ -102,15 +101,23 @@ def copy_accuracy(model: Any, vocabulary: int) -> float:
     return loss_and_hits(model, copy_batch(random.Random(7), 32, COPY_LENGTH, vocabulary))[1]
 
 
-def make(out: Path, package: Path, *, stages: Sequence[Stage], seed: int, tasks: int, samples: int) -> dict[str, Any]:
+def make(
+    out: Path,
+    package: Path,
+    *,
+    stages: Sequence[Stage],
+    seed: int,
+    tasks: int,
+    samples: int,
+    checkpoints: Path | None = None,
+) -> dict[str, Any]:
     """Builds, trains, measures and writes the policy. Returns the recipe that it also writes as recipe.json."""
     prompts = load_prompts(package)
     model, template = new_policy(out, prompts, seed)
     vocabulary = template.vocab_size
     lesson = Lesson(prompts, template, training_names(), vocabulary, template.stop_ids[0])
-    before, started = copy_accuracy(model, vocabulary), time.monotonic()
-    records = train(model, stages, lesson, seed=seed, report=lambda r: print(json.dumps(r), flush=True))
-    seconds = round(time.monotonic() - started, 1)
+    before = copy_accuracy(model, vocabulary)
+    records = warm_start(model, stages, lesson, seed, checkpoints)
     save(model, out)
     recipe: dict[str, Any] = {
         "made_by": "python -m examples.policy.make_policy",
@@ -118,7 +125,7 @@ def make(out: Path, package: Path, *, stages: Sequence[Stage], seed: int, tasks:
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": vocabulary,
         "machine": {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__},
-        "training_seconds": seconds,
+        "training_seconds": {clock: round(sum(r["seconds"][clock] for r in records), 1) for clock in ("wall", "cpu")},
         "stages": [{**_settings(stage), **record} for stage, record in zip(stages, records, strict=True)],
         "copy_accuracy": {"before": round(before, 3), "after": round(copy_accuracy(model, vocabulary), 3)},
     }
@@ -127,6 +134,29 @@ def make(out: Path, package: Path, *, stages: Sequence[Stage], seed: int, tasks:
         recipe["simulated"] |= evaluate(model, template, prompts, tasks, samples)
     (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
     return recipe
+
+
+def warm_start(
+    model: Any, stages: Sequence[Stage], lesson: Lesson, seed: int, checkpoints: Path | None
+) -> list[dict[str, Any]]:
+    """Runs the stages; with a folder for checkpoints, those that a broken-off run with the same settings finished are
+    loaded instead."""
+    records: list[dict[str, Any]] = []
+    for index, stage in enumerate(stages):
+        saved = checkpoints / f"{index}.pt" if checkpoints else None
+        settings = {"seed": seed, **_settings(stage), "steps": stage.steps}
+        if saved and saved.is_file() and (kept := torch.load(saved))["settings"] == settings:
+            model.load_state_dict(kept["model"])
+            records.append(kept["record"])
+            continue
+        record = run_stage(
+            model, stage, lesson, seed=1000 * seed + index, report=lambda r: print(json.dumps(r), flush=True)
+        )
+        records.append(record)
+        if saved:
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"settings": settings, "record": record, "model": model.state_dict()}, saved)
+    return records
 
 
 def _settings(stage: Stage) -> dict[str, Any]:
@@ -142,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
     parser.add_argument("--quick", action="store_true", help="a few steps: shows that it runs, makes no usable policy")
     parser.add_argument("--untrained", action="store_true", help="no training at all: the folder with random weights")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=None, help="folder to keep finished stages in, to go on from"
+    )
     parser.add_argument("--tasks", type=int, default=8, help="tasks of each part to measure on; 0 measures nothing")
     parser.add_argument("--samples", type=int, default=8, help="rollouts of each of them")
     args = parser.parse_args(argv)
@@ -151,7 +184,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         package = args.mini_swe_agent or find_package()
         recipe = make(
-            args.out, package, stages=stages, seed=args.seed, tasks=args.tasks if stages else 0, samples=args.samples
+            args.out,
+            package,
+            stages=stages,
+            seed=args.seed,
+            tasks=args.tasks if stages else 0,
+            samples=args.samples,
+            checkpoints=args.checkpoints,
         )
     except PolarError as error:
         parser.exit(error.exit_code, f"{error}\n")

@@ -51,31 +51,30 @@ COPY_LENGTH = 64
 Report = Callable[[dict[str, Any]], None]
 
 
-def train(model: Any, stages: Sequence[Stage], lesson: Lesson, *, seed: int, report: Report) -> list[dict[str, Any]]:
-    """Runs the stages in place and returns one record a stage: its name, steps, seconds, and the mean loss and hits
-    (share of counted tokens that greedy choice gets right) of its last tenth. `report` is called ten times a stage."""
+def run_stage(model: Any, stage: Stage, lesson: Lesson, *, seed: int, report: Report) -> dict[str, Any]:
+    """Trains in place and returns the stage's record: name, steps, seconds (of wall time, and of CPU time of all
+    threads), and the mean loss and hits (share of counted tokens that greedy choice gets right) of its last tenth.
+    `report` is called ten times. Each stage has an optimizer and a random stream of its own, so that it can be run
+    again from its start."""
     rng = random.Random(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    records = []
+    optimizer = torch.optim.Adam(model.parameters(), lr=stage.rate, betas=(0.9, 0.95))
+    wall, cpu, tail = time.monotonic(), time.process_time(), max(1, stage.steps // 10)
+    figures: list[tuple[float, float]] = []
     model.train()
-    for stage in stages:
-        started, tail = time.monotonic(), max(1, stage.steps // 10)
-        figures: list[tuple[float, float]] = []
-        for step, batch in enumerate(_batches(rng, stage, lesson)):
-            for group in optimizer.param_groups:
-                group["lr"] = _rate(stage, step)
-            loss, hits = loss_and_hits(model, batch)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            figures.append((loss.item(), hits))
-            if (step + 1) % tail == 0:
-                report({"stage": stage.name, "step": step + 1, **_mean(figures[-tail:])})
-        seconds = round(time.monotonic() - started, 1)
-        records.append({"stage": stage.name, "steps": stage.steps, "seconds": seconds, **_mean(figures[-tail:])})
+    for step, batch in enumerate(_batches(rng, stage, lesson)):
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(stage, step)
+        loss, hits = loss_and_hits(model, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        figures.append((loss.item(), hits))
+        if (step + 1) % tail == 0:
+            report({"stage": stage.name, "step": step + 1, **_mean(figures[-tail:])})
     model.eval()
-    return records
+    seconds = {"wall": round(time.monotonic() - wall, 1), "cpu": round(time.process_time() - cpu, 1)}
+    return {"stage": stage.name, "steps": stage.steps, "seconds": seconds, **_mean(figures[-tail:])}
 
 
 def _batches(rng: random.Random, stage: Stage, lesson: Lesson) -> Iterator[Batch]:
