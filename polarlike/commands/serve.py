@@ -12,11 +12,10 @@ from rich.console import Console
 
 from polarlike.config import RunConfig
 from polarlike.proxy.admin import admin_app
-from polarlike.proxy.server import Proxy, listen
+from polarlike.proxy.server import listen
 from polarlike.proxy.settings import SessionSettings
 from polarlike.rollouts.folder import RunFolder
-from polarlike.rollouts.stage import make_dialects, make_engine
-from polarlike.store import Store
+from polarlike.rollouts.stage import open_proxy
 
 
 async def run(config: RunConfig, host: str, port: int, admin_port: int, console: Console) -> None:
@@ -25,12 +24,7 @@ async def run(config: RunConfig, host: str, port: int, admin_port: int, console:
     folder.open(config, "serve")
     async with AsyncExitStack() as stack:
         stack.callback(folder.close)
-        store = Store(folder.store_url)
-        stack.push_async_callback(store.close)
-        engine = make_engine(config.engine, seed=config.seed, log=folder.engine_log if config.engine.log else None)
-        stack.push_async_callback(engine.close)
-        await engine.start()
-        proxy = Proxy(engine, store, make_dialects())  # type: ignore[arg-type]
+        proxy = await stack.enter_async_context(open_proxy(config, folder))
         runner, port = await listen(proxy.app(), host, port)
         stack.push_async_callback(runner.cleanup)
         root = f"http://{host}:{port}"
@@ -48,7 +42,7 @@ async def run(config: RunConfig, host: str, port: int, admin_port: int, console:
             rewrites=config.session.rewrites,
         )
         session = await proxy.open_session(settings)
-        console.print(_exports(f"{root}/v1", session.key, engine.model_name), highlight=False, soft_wrap=True)
+        console.print(_exports(f"{root}/v1", session.key, proxy.engine.model_name), highlight=False, soft_wrap=True)
         console.print(f"Control API: http://127.0.0.1:{admin_port}/sessions with key {admin_key}", highlight=False)
         console.print(f"Recording to {config.out}; stop with Ctrl-C.", highlight=False)
         await _until_interrupted()

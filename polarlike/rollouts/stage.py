@@ -56,10 +56,6 @@ def _broken(kind: str) -> str:
     return f"{first.name}: {first.detail}; to mend it: {first.fix}" if first else ""
 
 
-def make_dialects() -> list[object]:
-    return [plugins.load("dialects", name)() for name in plugins.names("dialects")]
-
-
 @asynccontextmanager
 async def open_stage(config: RunConfig, folder: RunFolder, *, train: bool = True) -> AsyncIterator[Stage]:
     """Everything started, and what an earlier process of this run left behind cleared away."""
@@ -67,17 +63,26 @@ async def open_stage(config: RunConfig, folder: RunFolder, *, train: bool = True
         provider = make_provider(config.sandbox.kind, folder.path / "boxes", folder.label, config.sandbox.options)
         stack.push_async_callback(provider.close)
         harness = plugins.load("harnesses", config.harness.name)(config.harness.options)
+        proxy = await stack.enter_async_context(open_proxy(config, folder))
+        await provider.reap()
+        await _interrupt_unfinished(proxy.store)
+        stack.push_async_callback(_interrupt_unfinished, proxy.store)
+        yield Stage(config, proxy, proxy.store, provider, harness, train=train)
+
+
+@asynccontextmanager
+async def open_proxy(config: RunConfig, folder: RunFolder) -> AsyncIterator[Proxy]:
+    """The folder's store, the engine and the proxy between them, started; closed in the other order."""
+    dialects = [plugins.load("dialects", name)() for name in plugins.names("dialects")]
+    async with AsyncExitStack() as stack:
         store = Store(folder.store_url)
         stack.push_async_callback(store.close)
         engine = make_engine(config.engine, seed=config.seed, log=folder.engine_log if config.engine.log else None)
         stack.push_async_callback(engine.close)
         await engine.start()
-        proxy = Proxy(engine, store, make_dialects())  # type: ignore[arg-type]
+        proxy = Proxy(engine, store, dialects)
         stack.push_async_callback(proxy.close)
-        await provider.reap()
-        await _interrupt_unfinished(store)
-        stack.push_async_callback(_interrupt_unfinished, store)
-        yield Stage(config, proxy, store, provider, harness, train=train)
+        yield proxy
 
 
 async def _interrupt_unfinished(store: Store) -> None:
