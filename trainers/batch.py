@@ -9,7 +9,8 @@ its nodes ever being built.
 What holds:
 - A token's logprob is conditioned on its own segment's ids before it, and on nothing else.
 - Tokens behind the last token that conditions a trainable one are not laid out.
-- One micro-batch has at most `max_tokens` laid-out tokens, unless a single row alone is longer.
+- One micro-batch has at most `max_tokens` laid-out tokens beyond its first row. (Were the first row counted, rows on a
+  prompt longer than `max_tokens` could never share it, though each of them must fit into memory anyway.)
 """
 
 from __future__ import annotations
@@ -162,15 +163,15 @@ def micro_batches(
     batches: list[MicroBatch] = []
     taken: list[int] = []
     shared: list[int] = []
-    size = 0
+    beyond_first = 0
     for i in order:
         common = _common_prefix(rows[taken[-1]].ids, rows[i].ids) if taken else 0
-        if taken and size + rows[i].ids.size - common > max_tokens:
+        if taken and beyond_first + rows[i].ids.size - common > max_tokens:
             batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
-            taken, shared, size, common = [], [], 0, 0
+            taken, shared, beyond_first, common = [], [], 0, 0
+        beyond_first += rows[i].ids.size - common if taken else 0
         taken.append(i)
         shared.append(common)
-        size += rows[i].ids.size - common
     if taken:
         batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
     return batches

@@ -41,7 +41,7 @@ class GrpoSettings(BaseModel):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL (k3) to the model that training started from; 0 keeps no copy of it."""
     micro_batch_tokens: int = Field(8192, ge=1)
-    """Most tokens in one forward and backward, shared prefixes counted once; this bounds memory."""
+    """Most tokens in one forward beyond its first segment, shared prefixes counted once; this bounds memory."""
     recompute_layers: bool = False
     """Keep one activation a layer and token and compute the rest again in backward: less memory, a third more work."""
     share_prefixes: bool = True

@@ -64,7 +64,7 @@ def test_any_rows_are_laid_out_so_that_each_token_sees_its_own_past_once(
     batches = micro_batches(rows, weights, max_tokens)
     for batch in batches:
         assert_every_token_sees_its_own_past(batch)
-        assert batch.packed_tokens <= max_tokens or len(batch.rows) == 1
+        assert batch.packed_tokens <= batch.rows[0].ids.size + max_tokens
         prefixes = {tuple(row.ids[: n + 1]) for row in batch.rows for n in range(row.ids.size)}
         assert batch.packed_tokens == len(prefixes)
     segment_of, _ = token_index(rows)
@@ -85,6 +85,14 @@ def test_eight_rollouts_on_a_prompt_of_1500_tokens_cost_the_prompt_once() -> Non
     assert batch.unpacked_tokens == 8 * 1600
     # one block a run with itself, and one in which all seven later runs see the prompt
     assert len(batch.blocks) == 8 + 1
+
+
+def test_a_prompt_longer_than_a_micro_batch_is_still_shared() -> None:
+    prompt = list(range(3, 103))
+    rows = rows_from([([*prompt, i, 1, 1, 1, 1], [104]) for i in range(6)])
+    batches = micro_batches(rows, np.ones(6, np.float32), 12)
+    # Four tokens of each stream are its own: three rows of them fit beyond the first.
+    assert [b.packed_tokens for b in batches] == [100 + 4 * 4, 100 + 2 * 4]
 
 
 def test_tokens_sampled_from_one_place_share_its_logits_unless_temperatures_differ() -> None:

@@ -201,7 +201,7 @@ def test_under_segment_aggregation_a_cut_rollout_weighs_more(make: Make) -> None
     assert metrics[True]["mass/main"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("settings", [{"share_prefixes": False}, {"micro_batch_tokens": 8}, {"recompute_layers": True}])
+@pytest.mark.parametrize("settings", [{"share_prefixes": False}, {"micro_batch_tokens": 1}, {"recompute_layers": True}])
 def test_how_a_batch_is_laid_out_does_not_change_the_step(make: Make, settings: dict[str, Any]) -> None:
     a, b = make(epochs=1), make(epochs=1, **settings)
     first, second = a.step([toy()]), b.step([toy()])
