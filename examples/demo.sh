@@ -13,4 +13,3 @@ polar collect --config examples/demo-collect.yaml --sandbox "$sandbox" --out "$o
 
 echo "== Train: two GRPO steps, and held-out tasks before and after"
 polar train --config examples/demo-train.yaml --sandbox "$sandbox" --out "$out/train"
-polar show "$out/train"

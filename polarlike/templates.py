@@ -2,10 +2,8 @@
 
 What holds:
 - `bridge` never touches what was sampled: the next prompt is prompt + completion + suffix, id for id.
-- Text from outside (message contents, tool outputs, tool descriptions) never becomes a control token. `renderers`
-  encodes text with the tokenizer as it is, which turns "<|im_end|>" written in a file into the real token; so control
-  strings in content are swapped for private-use markers before rendering, and `_GuardedTokenizer` encodes a marker
-  as the plain text it stands for.
+- Text from outside (message contents, tool outputs, tool descriptions) never becomes a control token; see
+  `polarlike.guard`.
 
 Thinking: `thinking_retention="all"`, so the policy sees the thinking it sampled. This departs from chat templates that
 drop earlier thinking.
@@ -15,13 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
 
+from polarlike.guard import Guard, GuardedTokenizer
 from polarlike.records import Ids, Message, PolarError, Tool, UsageError, new_id
 
 
@@ -59,6 +59,10 @@ class ChatTemplate(Protocol):
         """The ids a model would have sampled to say `reply`, end of turn included (scripted policies)."""
         ...
 
+    def least_tokens(self, messages: list[Message]) -> int:
+        """A number of tokens that this conversation cannot be rendered in fewer than, known without encoding it."""
+        ...
+
     def live_text(self, prompt_ids: Ids, completion_ids: Ids) -> tuple[str, str]:
         """(reasoning, content) so far of a reply still being sampled, as far as they can no longer change."""
         ...
@@ -66,93 +70,9 @@ class ChatTemplate(Protocol):
     def decode(self, ids: Ids) -> str: ...
 
 
-# ---------------------------------------------------------------- content is data
-
-_OPEN, _CLOSE, _BASE = "\ue000", "\ue001", 0xE100
-
-
-@dataclass
-class _Guard:
-    """Swaps control strings in content for markers, and encodes markers as plain text."""
-
-    tokenizer: Tokenizer
-    controls: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        added = {t.content for t in self.tokenizer.get_added_tokens_decoder().values()}
-        # Longest first, so that a control string inside another is not taken for it. The markers' own characters are
-        # guarded too: text that contains them cannot pose as a marker.
-        self.controls = [*sorted(added, key=len, reverse=True), _OPEN, _CLOSE]
-        self._pattern = re.compile("|".join(re.escape(c) for c in self.controls))
-        self._marker = re.compile(f"{_OPEN}(.){_CLOSE}", re.DOTALL)
-        index = {c: i for i, c in enumerate(self.controls)}
-        self._swap = {c: f"{_OPEN}{chr(_BASE + i)}{_CLOSE}" for c, i in index.items()}
-        self._plain = [self._encode_plain(c) for c in self.controls]
-
-    def _encode_plain(self, text: str) -> list[int]:
-        """A control string in ordinary tokens: cut so that no piece is the string itself."""
-        added = set(self.tokenizer.get_added_tokens_decoder())
-        for pieces in ([text[:1], text[1:]], list(text)):
-            ids = [i for piece in pieces if piece for i in self.tokenizer.encode(piece, add_special_tokens=False).ids]
-            if not added.intersection(ids):
-                return ids
-        return [i for i in ids if i not in added]  # a one-character control token has no plain spelling
-
-    def text(self, text: str) -> str:
-        return self._pattern.sub(lambda m: self._swap[m.group()], text)
-
-    def tree(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.tree(v) for v in value]
-        if isinstance(value, dict):
-            return {self.text(k): self.tree(v) for k, v in value.items()}
-        return value
-
-    def restore(self, text: str) -> str:
-        """Markers back to the text they stand for."""
-        return self._marker.sub(lambda m: self.controls[ord(m.group(1)) - _BASE], text)
-
-    def encode(self, text: str) -> list[int]:
-        if _OPEN not in text:
-            return self.tokenizer.encode(text, add_special_tokens=False).ids
-        ids: list[int] = []
-        for k, piece in enumerate(self._marker.split(text)):
-            if k % 2:
-                ids += self._plain[ord(piece) - _BASE]
-            elif piece:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False).ids
-        return ids
-
-
-class _GuardedTokenizer:
-    """The few methods that `renderers` asks of a tokenizer. It offers no character offsets, so that `renderers` encodes
-    through `encode` alone."""
-
-    unk_token_id: int | None = None
-
-    def __init__(self, guard: _Guard, name: str, eos: int | None):
-        self._guard = guard
-        self.name_or_path = name
-        self.eos_token_id = eos
-
-    def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        return self._guard.encode(text)
-
-    def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else [int(i) for i in token_ids]
-        return self._guard.tokenizer.decode(ids, skip_special_tokens=bool(kwargs.get("skip_special_tokens", False)))
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        if isinstance(tokens, str):
-            return self._guard.tokenizer.token_to_id(tokens)
-        return [self._guard.tokenizer.token_to_id(t) for t in tokens]
-
-
 # ---------------------------------------------------------------- the renderers library
 
-_ARGUMENTS = re.compile(r'"arguments"\s*:\s*(.*?)\s*\}?\s*$', re.DOTALL)
+_TAIL = 64  # how many of a prompt's last tokens tell how the turn begins (is a <think> open?)
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -175,14 +95,14 @@ class RendererTemplate:
         settings: dict[str, Any] = {"thinking_retention": "all"}
         if "enable_thinking" in kind.model_fields:
             settings["enable_thinking"] = thinking
-        self._guard = _Guard(tokenizer)
-        guarded = _GuardedTokenizer(self._guard, model, None)
+        self._guard = Guard(tokenizer)
+        guarded = GuardedTokenizer(self._guard, model, None)
         self._renderer: Any = create_renderer(guarded, kind(**settings))
         self.name = renderer
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.stop_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
-        self._control_ids = frozenset(tokenizer.get_added_tokens_decoder())
         self._tokenizer = tokenizer
+        self._longest = max(map(len, tokenizer.get_vocab(with_added_tokens=False)), default=1)
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> Ids:
         if not messages:
@@ -191,7 +111,7 @@ class RendererTemplate:
             ids = self._renderer.render_ids(
                 self._guarded(messages), tools=self._guard.tree(tools) if tools else None, add_generation_prompt=True
             )
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise TemplateError(f"The chat template {self.name} cannot render this conversation: {e}") from e
         return np.asarray(ids, np.int32)
 
@@ -200,7 +120,7 @@ class RendererTemplate:
     ) -> Ids | None:
         # The bridge looks at the prompt's tail alone (is a <think> open?), so only the tail is handed over: the cost of
         # a turn is the turn's length, not the session's.
-        tail = prompt_ids[-64:].tolist()
+        tail = prompt_ids[-_TAIL:].tolist()
         completion = completion_ids.tolist()
         got = self._renderer.bridge_to_next_turn(
             tail, completion, self._guarded(new_messages), tools=self._guard.tree(tools) if tools else None
@@ -213,21 +133,25 @@ class RendererTemplate:
         return np.asarray(got.token_ids[sampled:], np.int32)
 
     def parse(self, prompt_ids: Ids, completion_ids: Ids, tools: list[Tool] | None) -> Parsed:
-        got = self._renderer.parse_response(completion_ids.tolist(), tools=tools, prompt_ids=prompt_ids[-64:].tolist())
+        try:
+            got = self._renderer.parse_response(
+                completion_ids.tolist(), tools=tools, prompt_ids=prompt_ids[-_TAIL:].tolist()
+            )
+        except (ValueError, TypeError, RecursionError):
+            # Not even the attempt at a call can be read (JSON nested past Python's limit, a number of 5,000 digits):
+            # the harness gets what was sampled as text.
+            ids = [i for i in completion_ids.tolist() if i not in self.stop_ids]
+            return Parsed({"role": "assistant", "content": self.decode(np.asarray(ids, np.int32)).strip()}, 1)
         message: Message = {"role": "assistant", "content": got.content or ""}
         if got.reasoning_content:
             message["reasoning_content"] = got.reasoning_content
         calls, malformed = [], 0
         for call in got.tool_calls:
-            name, arguments = call.name, call.arguments
-            if str(call.status) == "ok" and isinstance(arguments, dict):
-                text = _raw_arguments(call.raw) or json.dumps(arguments, ensure_ascii=False)
-            else:
-                malformed += 1
-                found = _NAME.search(call.raw)
-                name = name or (found and found.group(1))
-                text = _raw_arguments(call.raw) or (json.dumps(arguments) if arguments is not None else "")
-            if not name:  # nothing to call: pass the text on, as it was sampled
+            found = _NAME.search(call.raw)
+            name = call.name or (found and found.group(1))
+            text = _raw_arguments(call.raw, call.arguments)
+            malformed += str(call.status) != "ok" or not _is_object(text)
+            if not _is_name(name):  # nothing to call: the text goes on as it was sampled
                 message["content"] = (message["content"] + "\n" + call.raw).strip("\n")
                 continue
             calls.append({"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": text}})
@@ -246,10 +170,14 @@ class RendererTemplate:
         ends = [k for k, i in enumerate(ids) if i in self.stop_ids]
         return np.asarray(ids[: ends[-1] + 1] if ends else ids, np.int32)
 
+    def least_tokens(self, messages: list[Message]) -> int:
+        # A byte-level token spells its bytes, one character each; normalization (NFC) can make one character of four.
+        return sum(len(m.get("content", "")) for m in messages) // (4 * self._longest)
+
     def live_text(self, prompt_ids: Ids, completion_ids: Ids) -> tuple[str, str]:
         ids = completion_ids.tolist()
         # From the first control token that opens a call on, nothing is shown before it parses.
-        got = self._renderer.parse_response(ids, prompt_ids=prompt_ids[-64:].tolist())
+        got = self._renderer.parse_response(ids, prompt_ids=prompt_ids[-_TAIL:].tolist())
         reasoning, content = got.reasoning_content or "", got.content or ""
         settled = reasoning if got.reasoning_complete else reasoning.rstrip().removesuffix("\ufffd")
         return settled, content.rstrip().rstrip("\ufffd")
@@ -275,19 +203,34 @@ def _subclasses(cls: type[Any]) -> list[type[Any]]:
     return [s for c in cls.__subclasses__() for s in (c, *_subclasses(c))]
 
 
-def _raw_arguments(raw: str) -> str:
+def _raw_arguments(raw: str, parsed: Any) -> str:
     """The arguments' text as it was sampled, spacing and escapes kept: everything after "arguments":, less the closing
-    brace of the call around it."""
+    brace of the call around it. parsed: what they mean, where the call could be read."""
     found = re.search(r'"arguments"\s*:\s*', raw)
-    if not found:
-        return ""
-    rest = raw[found.end() :]
+    if found:
+        rest = raw[found.end() :]
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+            if parsed is None or value == parsed:
+                return rest[:end]
+        except ValueError:
+            trimmed = rest.rstrip()
+            return trimmed.removesuffix("}").rstrip() if trimmed.count("}") > trimmed.count("{") else trimmed
+    # Under an escaped key, or after an "arguments" that is another's.
+    return "" if parsed is None else json.dumps(parsed)
+
+
+def _is_object(text: str) -> bool:
+    """Whether a client's strict parser reads it as a JSON object: no NaN, no lone surrogates."""
     try:
-        _, end = json.JSONDecoder().raw_decode(rest)
-        return rest[:end]
-    except ValueError:
-        trimmed = rest.rstrip()
-        return trimmed.removesuffix("}").rstrip() if trimmed.count("}") > trimmed.count("{") else trimmed
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _is_name(value: Any) -> bool:
+    """JSON escapes can spell half a surrogate pair, which no answer can carry."""
+    return isinstance(value, str) and value != "" and not re.search("[\ud800-\udfff]", value)
 
 
 # ---------------------------------------------------------------- loading

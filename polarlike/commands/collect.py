@@ -7,7 +7,6 @@ from rich.console import Console
 from polarlike.commands import tables
 from polarlike.commands.progress import RolloutProgress
 from polarlike.config import RunConfig
-from polarlike.records import RolloutStatus
 from polarlike.rollouts.collect import Wanted, collect
 from polarlike.rollouts.evidence import audit
 from polarlike.rollouts.folder import RunFolder
@@ -27,9 +26,7 @@ async def run(config: RunConfig, command: str, console: Console) -> Summary:
             with RolloutProgress(console, command, config.samples * len(tasks)) as progress:
                 async for group in collect(stage, wanted, progress.rollout):
                     folder.metric("group", group=group.group_id, rewards=[_value(t.score) for t in group.trajectories])
-            rollouts = [
-                r for r in stage.store.rollouts() if r.status in (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)
-            ]
+            rollouts = tables.counted(stage.store.rollouts())
             console.print(tables.by_task(rollouts))
             if folder.engine_log.is_file() and config.engine.log:
                 console.print(tables.fidelity_line(audit(stage.store, folder.engine_log)))

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from polarlike.commands import tables
 from polarlike.commands.train import print_run
-from polarlike.records import Call, Message, Rollout, RolloutStatus, UsageError
+from polarlike.records import Call, Message, Rollout, UsageError
 from polarlike.rollouts.folder import RunFolder
 from polarlike.store import Store
 from reconstruct import rebuild
@@ -25,10 +25,12 @@ def open_run(path: Path) -> tuple[RunFolder, Store]:
 
 def show_run(path: Path, console: Console) -> None:
     folder, store = open_run(path)
-    rollouts = [r for r in store.rollouts() if r.status in (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)]
-    console.print(tables.by_task(rollouts))
+    rollouts = tables.counted(store.rollouts())
     if any(m["kind"] == "step" for m in folder.metrics()):
         print_run(folder, console)
+        console.print(tables.by_phase(rollouts))
+    else:
+        console.print(tables.by_task(rollouts))
     for rollout in rollouts[:20]:
         score = _score(rollout)
         console.print(f"{rollout.rollout_id}  {rollout.group_id} #{rollout.sample}  {score}", highlight=False)

@@ -1,27 +1,41 @@
-"""A run's rollouts as a table."""
+"""A run's rollouts as a table: by task, or by phase where the run trains."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
-from polarlike.records import Rollout
+from polarlike.records import Rollout, RolloutStatus
 from polarlike.rollouts.evidence import Evidence
 from polarlike.rollouts.stats import summarise
 
 
+def counted(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Those that ended, scored or not."""
+    return [r for r in rollouts if r.status in (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)]
+
+
 def by_task(rollouts: Iterable[Rollout]) -> Table:
-    table = Table(title="Rollouts by task", title_justify="left")
-    table.add_column("task")
-    for name in ("rollouts", "unscored", "reward", "calls", "tokens", "segments", "versions"):
-        table.add_column(name, justify="right")
+    return _table("task", rollouts, lambda r: r.task_id)
+
+
+def by_phase(rollouts: Iterable[Rollout]) -> Table:
+    """A training run's: one row a step and an evaluation."""
+    return _table("phase", rollouts, lambda r: r.group_id.partition("/")[0])
+
+
+def _table(name: str, rollouts: Iterable[Rollout], key: Callable[[Rollout], str]) -> Table:
+    table = Table(title=f"Rollouts by {name}", title_justify="left")
+    table.add_column(name)
+    for column in ("rollouts", "unscored", "reward", "calls", "tokens", "segments", "versions"):
+        table.add_column(column, justify="right")
     groups: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        groups[rollout.task_id].append(rollout)
-    for task_id, members in sorted(groups.items()):
-        table.add_row(task_id, *_cells(members))
+        groups[key(rollout)].append(rollout)
+    for title, members in sorted(groups.items()):
+        table.add_row(title, *_cells(members))
     everything = [r for members in groups.values() for r in members]
     table.add_section()
     table.add_row("all", *_cells(everything))

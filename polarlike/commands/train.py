@@ -50,6 +50,7 @@ async def run(config: RunConfig, console: Console) -> None:
                 )
                 await loop.run()
             print_run(folder, console)
+            console.print(tables.by_phase(tables.counted(stage.store.rollouts())))
             if folder.engine_log.is_file():
                 console.print(tables.fidelity_line(audit(stage.store, folder.engine_log)))
         console.print(f"Run folder: {config.out}")

@@ -26,6 +26,7 @@ _SAMPLING = {
     "max_tokens": (int, 1, 10_000_000),
     "max_completion_tokens": (int, 1, 10_000_000),
 }
+MAX_DEPTH = 100  # how deeply a request may be nested; JSON writers give up at about 250 and Python at 1000
 _REFUSED = {
     "logit_bias": "logit_bias would change the recorded distribution",
     "functions": "functions is the retired form of tools; send tools",
@@ -36,6 +37,8 @@ _REFUSED = {
 
 
 def _bad(message: str, param: str | None = None, code: str | None = None) -> DialectError:
+    if len(message) > 500:  # it may quote what the client sent
+        message = message[:400] + " [...] " + message[-80:]
     return DialectError(400, message, kind="invalid_request_error", param=param, code=code)
 
 
@@ -52,6 +55,8 @@ class OpenAIChat:
             raise _bad(f"The request body is not valid JSON: {e}.") from e
         if not isinstance(data, dict):
             raise _bad("The request body must be a JSON object.")
+        if not _shallow(data):
+            raise _bad(f"The request body is nested more than {MAX_DEPTH} levels deep.")
         for name, why in _REFUSED.items():
             if data.get(name) is not None:
                 raise _bad(f"The field {name} cannot be honoured: {why}.", name)
@@ -65,8 +70,8 @@ class OpenAIChat:
             messages=self._messages(data.get("messages")),
             tools=_tools(data.get("tools")),
             sampling=_sampling(data),
-            stream=bool(data.get("stream")),
-            include_usage=bool(options.get("include_usage")),
+            stream=_flag(data, "stream"),
+            include_usage=_flag(options, "include_usage"),
         )
         self._constraints(data, request)
         known = _HONOURED | set(_SAMPLING) | {"stop"}
@@ -170,6 +175,27 @@ class OpenAIChat:
         return b"data: " + self.error(500, message) + b"\n\n"
 
 
+def _shallow(value: Any) -> bool:
+    """Whether no value lies deeper than MAX_DEPTH. Level by level: recursion is what this guards against."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [v for outer in level for v in (outer.values() if isinstance(outer, dict) else outer) if _nests(v)]
+        if not level:
+            return True
+    return False
+
+
+def _nests(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _flag(data: dict[str, Any], name: str) -> bool:
+    value = data.get(name)
+    if not isinstance(value, bool | None):
+        raise _bad(f"{name} must be true or false.", name)
+    return bool(value)
+
+
 def _message(m: Any, where: str) -> Message:
     if not isinstance(m, dict):
         raise _bad(f"{where} must be an object.", where)
@@ -190,6 +216,8 @@ def _message(m: Any, where: str) -> Message:
         reasoning = m.get("reasoning_content") or m.get("reasoning")
         if isinstance(reasoning, str) and reasoning:
             out["reasoning_content"] = reasoning
+        if not isinstance(m.get("tool_calls"), list | None):
+            raise _bad(f"{where}.tool_calls must be a list.", f"{where}.tool_calls")
         if m.get("tool_calls"):
             out["tool_calls"] = [_tool_call(c, f"{where}.tool_calls.[{i}]") for i, c in enumerate(m["tool_calls"])]
     elif m.get("content") is None:

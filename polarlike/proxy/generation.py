@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    def __init__(self, session: Session, request: ModelRequest, plan: Plan, sampling: Sampling, body_hash: bytes):
+    def __init__(self, session: Session, request: ModelRequest, plan: Plan, sampling: Sampling):
         self.session, self.request, self.plan, self.sampling = session, request, plan, sampling
-        self.body_hash = body_hash
         self.call_id = new_id("call")
         self.index = session.next_index()
         self.rewrites: dict[str, int] = {}
@@ -44,7 +43,7 @@ class Generation:
         self.malformed = 0
         self._prompt_tokens = int(plan.prompt_ids.size)
         self._chunks: list[Chunk] = []
-        self._sampled = False
+        self._settled = False  # nothing may stop it any more
         self._changed = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run(), name=self.call_id)
@@ -88,12 +87,20 @@ class Generation:
         """Its connection closed before the closing event was flushed: the same body again is a retry."""
         return self.connections == 0 and self.delivery in (Delivery.COMMITTED, Delivery.LOST)
 
+    @property
+    def failed(self) -> bool:
+        """It ended without a whole reply on disk, or is about to."""
+        return self.error is not None
+
     async def abort(self) -> None:
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would run no line of `_run`
         self._stop()
         await asyncio.wait([self._task])
 
     def _stop(self) -> None:
-        if not self._sampled:  # a reply that is whole is written, not torn
+        if not self._settled:  # a reply that is whole is written, not torn; and what was stopped is stopped once
+            self._settled = True
+            self.error = "The reply was stopped."
             self._task.cancel()
 
     # ------------------------------------------------------------ sampling
@@ -101,30 +108,35 @@ class Generation:
     async def _run(self) -> None:
         try:
             await self._sample()
-            self._sampled = True
+            self._settled = True
             await self._commit(self._finish())
         except asyncio.CancelledError:
-            self.delivery, self.finish_reason = Delivery.ABORTED, "abort"
-            self.error = "The reply was stopped."
-            self.session.planner.failed(self.plan)
-            await self._commit(self._call())
+            await self._give_up("abort", self.error or "The proxy was stopped.")
         except Exception as e:
             # Whatever went wrong is the client's answer (a 5xx) and is counted; nothing of it may hang a harness.
-            self.error = str(e) or type(e).__name__
-            self.delivery, self.finish_reason = Delivery.ABORTED, "error"
-            self.session.planner.failed(self.plan)
+            self._settled = True
             self.session.failures.append(f"{self.call_id}: {type(e).__name__}: {e}")
-            if self._chunks and not isinstance(e, StoreError):
-                await self._commit(self._call())
+            await self._give_up("error", str(e) or type(e).__name__, on_disk=not isinstance(e, StoreError))
         finally:
             self._release()
             self.done.set()
             self._changed.set()
 
+    async def _give_up(self, finish_reason: str, error: str, *, on_disk: bool = True) -> None:
+        """Ends without a whole reply. What was sampled is kept; where the store does not take it, that is counted."""
+        self.delivery, self.finish_reason, self.error = Delivery.ABORTED, finish_reason, error
+        self.session.planner.failed(self.plan)
+        if not on_disk or (finish_reason == "error" and not self._chunks):
+            return
+        try:
+            await self.session.store.put_call(self._call())
+        except StoreError as e:
+            self.session.failures.append(f"{self.call_id}: {type(e).__name__}: {e}")
+
     def _release(self) -> None:
-        """Lets go of the history. A finished reply is kept for retries, and with its whole prompt it would make memory
-        grow with history times turns."""
-        self.request = replace(self.request, messages=[])
+        """Lets go of the history. A finished reply is kept for retries, and with its whole prompt, or with the tools
+        that came with it, it would make memory grow with history times turns."""
+        self.request = replace(self.request, messages=[], tools=None)
         self.plan = replace(self.plan, prompt_ids=no_ids())
 
     async def _sample(self) -> None:
@@ -216,8 +228,6 @@ class Generation:
 
     async def _commit(self, call: Call) -> None:
         await self.session.store.put_call(call)
-        if self.delivery is Delivery.ABORTED:
-            return
         turn = Turn(self.call_id, self.plan.parent, self.plan.suffix_ids, call.completion_ids, self.reply)
         self.session.planner.finished(self.plan, turn)
 

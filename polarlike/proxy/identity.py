@@ -75,7 +75,7 @@ def _parsed(arguments: str) -> Any:
     """Arguments by meaning; a text that is not JSON stands for itself."""
     try:
         return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter where it is nested too deeply to be written
         return ["raw", arguments]
 
 

@@ -60,7 +60,12 @@ class Plan:
     suffix_ids: Ids
     echo_edits: list[str] = field(default_factory=list)
     first_difference: dict[str, Any] | None = None
-    digest: bytes = b""  # of the request's whole conversation
+    digests: list[bytes] = field(default_factory=list)  # of the tools, then of each leading part of the conversation
+
+    @property
+    def digest(self) -> bytes:
+        """Of the request's whole conversation."""
+        return self.digests[-1]
 
 
 class Planner:
@@ -75,7 +80,8 @@ class Planner:
         self._roots: list[bytes] = []
 
     def plan(self, messages: list[Message], tools: list[Tool] | None) -> Plan:
-        """Raises TemplateError for a conversation that cannot be rendered."""
+        """Changes nothing: the caller says `opened` once the request is under way. May run in a thread while other
+        calls of the session finish. Raises TemplateError for a conversation that cannot be rendered."""
         root = identity.tools_digest(tools)
         digests = identity.chain(root, messages)
         found, covered, cause = self._parent(messages, digests)
@@ -87,9 +93,16 @@ class Planner:
                 plan = self._continue(found, edits, messages[covered:], tools)
         if plan is None:
             plan = self._start(found, cause or self._cause(root, messages, digests), messages, tools, digests)
-        plan.digest = digests[-1]
-        self._open(root, digests)
+        plan.digests = digests
         return plan
+
+    def opened(self, plan: Plan) -> None:
+        """Counts the plan's request as open, until `finished` or `failed`."""
+        if plan.digests[0] not in self._roots:
+            self._roots.append(plan.digests[0])
+        self._requests[plan.digest] = self._requests.get(plan.digest, 0) + 1
+        for digest in plan.digests[1:]:
+            self._seen.setdefault(digest, None)
 
     def finished(self, plan: Plan, turn: Turn) -> None:
         """Makes a whole reply known, so that later requests can continue it."""
@@ -170,13 +183,6 @@ class Planner:
             "was": self._template.decode(was[at : at + 24]),
             "now": self._template.decode(prompt[at : at + 24]),
         }
-
-    def _open(self, root: bytes, digests: list[bytes]) -> None:
-        if root not in self._roots:
-            self._roots.append(root)
-        self._requests[digests[-1]] = self._requests.get(digests[-1], 0) + 1
-        for digest in digests[1:]:
-            self._seen.setdefault(digest, None)
 
 
 def _same_ids(a: Turn, b: Turn) -> bool:

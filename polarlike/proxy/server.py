@@ -1,31 +1,40 @@
 """HTTP in front of sessions: routes, keys, and delivery of replies. One handler for streamed and plain answers.
 
 What holds: a reply's closing event (or plain body) is written only after its call is on disk, and a reply counts as
-flushed only once that event went into a connection that was still open.
+flushed only once that event went into a connection that was still open. Whatever goes wrong is answered in the client's
+own error format and noted in its session.
+
+A client that closes its half of the connection counts as gone: a full close looks the same from here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import re
 import socket
 import time
 from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from polarlike.dialects.base import Dialect, DialectError, ReplyMeta
 from polarlike.engines.base import Engine
 from polarlike.proxy.generation import Generation
-from polarlike.proxy.session import Session, key_digest
+from polarlike.proxy.session import Session, in_thread, key_digest
 from polarlike.proxy.settings import SessionSettings
 from polarlike.records import Delivery, PolarError, UsageError
 from polarlike.store import Store
 from polarlike.templates import TemplateError
 
 MAX_BODY = 100 * 2**20
+_BODY_S = 300.0  # seconds a request body may take to arrive
 _LIVE_INTERVAL_S = 0.05  # how often a live stream looks for new text: parsing costs, and nobody reads faster
+
+log = logging.getLogger(__name__)
 
 
 class Proxy:
@@ -97,10 +106,21 @@ class Proxy:
             return _json(400, dialect.error(400, str(e)))
         except web.HTTPRequestEntityTooLarge:
             return _json(413, dialect.error(413, f"The request body is larger than {MAX_BODY // 2**20} MB."))
+        except web.HTTPMethodNotAllowed as e:
+            allowed = ", ".join(sorted(e.allowed_methods))
+            said = dialect.error(405, f"{request.path} takes {allowed}, not {request.method}.")
+            return _json(405, said, {"Allow": allowed})
         except web.HTTPException as e:
             return _json(e.status, dialect.error(e.status, f"There is no {request.method} {request.path} here."))
         except PolarError as e:
             return _json(500, dialect.error(500, str(e)))
+        except ConnectionError:  # the client has gone: there is nobody to answer
+            raise
+        except Exception as e:
+            log.exception("%s %s failed", request.method, request.path)
+            return _json(
+                500, dialect.error(500, f"The proxy failed on this request ({type(e).__name__}); see its log.")
+            )
 
     def _session(self, request: web.Request, only: Session | None) -> Session:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -109,7 +129,9 @@ class Proxy:
         named = request.match_info.get("session")
         if session is None or (only is not None and session is not only):
             raise DialectError(401, "This key opens no session; use the session's own key.", code="invalid_api_key")
-        if named is not None and not hmac.compare_digest(named, session.session_id):
+        if named is not None and not hmac.compare_digest(
+            named.encode(errors="surrogateescape"), session.session_id.encode()
+        ):
             raise DialectError(401, "This key belongs to another session than the path.", code="invalid_api_key")
         return session
 
@@ -118,15 +140,15 @@ class Proxy:
         return _json(200, orjson.dumps({"object": "list", "data": [model]}))
 
     async def _answer(self, request: web.Request, session: Session, dialect: Dialect) -> web.StreamResponse:
-        body = await request.read()
         try:
-            asked = dialect.parse(body)
-            generation = session.generation(asked, body, dialect=dialect.name, marked_retry=_retry_count(request) > 0)
+            body = await _body(request)
+            asked = await in_thread(dialect.parse, body)
+            marked = _retry_count(request) > 0
+            generation = await session.generation(asked, body, dialect=dialect.name, marked_retry=marked)
         except (DialectError, TemplateError) as e:
             session.refusals.append(str(e))
             raise
         meta = ReplyMeta("chatcmpl-" + generation.call_id, asked.model, int(generation.created), asked.include_usage)
-        generation.connect()
         try:
             if asked.stream:
                 return await self._stream(request, session, dialect, generation, meta)
@@ -229,11 +251,22 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
     return runner, int(sockets[0].getsockname()[1])
 
 
+async def _body(request: web.Request) -> bytes:
+    """The whole request body, decompressed. Raises DialectError where it does not arrive or does not decompress."""
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
+    except TimeoutError as e:
+        raise DialectError(408, f"The request body did not arrive within {_BODY_S:g} seconds.") from e
+    except (web.RequestPayloadError, HttpProcessingError) as e:
+        raise DialectError(400, "The request body is broken off or not encoded as its headers say.") from e
+
+
 def _retry_count(request: web.Request) -> int:
     """Stainless-made SDKs (openai, anthropic) number their retries."""
     value = request.headers.get("x-stainless-retry-count", "0")
-    return int(value) if value.isdigit() else 0
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else 0
 
 
-def _json(status: int, body: bytes) -> web.Response:
-    return web.Response(status=status, body=body, content_type="application/json")
+def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

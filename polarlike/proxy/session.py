@@ -1,4 +1,9 @@
-"""The proxy's side of one rollout: its key, its turns, and the replies being sampled. Knows no HTTP."""
+"""The proxy's side of one rollout: its key, its turns, and the replies being sampled. Knows no HTTP.
+
+What holds: parsing, rewriting and rendering run in threads of the proxy's own (a long prompt keeps no other session
+waiting, and a scripted policy that sleeps keeps no prompt waiting); a session plans one request at a time, and between
+a plan and its generation nothing else happens, so two requests are always told apart the same way.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,31 @@ import asyncio
 import hashlib
 import re
 import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from polarlike.dialects.base import DialectError, ModelRequest
 from polarlike.engines.base import Engine
 from polarlike.proxy.generation import Generation
-from polarlike.proxy.planning import Planner
+from polarlike.proxy.planning import Plan, Planner
 from polarlike.proxy.settings import SessionSettings
 from polarlike.records import Delivery, Message, new_id
 from polarlike.store import Store
 
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(4, thread_name_prefix="polarlike-proxy")
+
+
+async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+    """As asyncio.to_thread, in the proxy's own threads."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
+
 
 def key_digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    # surrogateescape: a header's bytes need not be UTF-8
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
 class Session:
@@ -34,6 +52,7 @@ class Session:
         self.closed = False
         self._rules = [(r.name, re.compile(r.pattern), r.replacement) for r in settings.rewrites]
         self._by_body: dict[bytes, list[Generation]] = {}
+        self._planning = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
         self._count = 0
 
@@ -45,41 +64,62 @@ class Session:
     def calls(self) -> int:
         return self._count
 
-    def generation(self, request: ModelRequest, body: bytes, *, dialect: str, marked_retry: bool) -> Generation:
-        """The reply to a request: a new one, or for a retry the one that is under way or finished. Two open connections
-        with the same body are two samples, and so is an unmarked repeat after a delivered reply.
+    async def generation(self, request: ModelRequest, body: bytes, *, dialect: str, marked_retry: bool) -> Generation:
+        """The reply to a request, connected (the caller disconnects it): a new one, or for a retry the one that is
+        under way or finished. Two open connections with the same body are two samples, and so is an unmarked repeat
+        after a delivered reply.
 
-        Raises TemplateError, or DialectError where the prompt leaves no room.
+        Raises TemplateError, or DialectError where the prompt leaves no room or the session was closed meanwhile.
         """
-        body_hash = hashlib.blake2b(body, digest_size=16).digest()
-        earlier = self._by_body.setdefault(body_hash, [])
-        for known in reversed(earlier):
-            failed = known.done.is_set() and known.delivery is Delivery.ABORTED
-            if not failed and (marked_retry or known.joinable):
-                known.retries += 1
-                return known
-        generation = self._start(request, body_hash, dialect)
-        earlier.append(generation)
-        return generation
+        body_hash = await in_thread(_hash, body)
+        async with self._planning:
+            generation = self._known(body_hash, marked_retry)
+            if generation is not None:
+                generation.retries += 1
+            else:
+                rewrites, plan = await in_thread(self._plan, request)
+                if self.closed:
+                    raise DialectError(401, "This session has been closed.", code="invalid_api_key")
+                generation = self._start(request, plan)
+                generation.rewrites, generation.dialect = rewrites, dialect
+                self._by_body.setdefault(body_hash, []).append(generation)
+            generation.connect()
+            return generation
 
-    def _start(self, request: ModelRequest, body_hash: bytes, dialect: str) -> Generation:
+    def _known(self, body_hash: bytes, marked_retry: bool) -> Generation | None:
+        """The generation that a request with this body retries: before all one whose own connection is gone."""
+        whole = [g for g in self._by_body.get(body_hash, ()) if not g.failed]
+        orphans = [g for g in whole if g.joinable]
+        if orphans:
+            return orphans[-1]
+        return whole[-1] if whole and marked_retry else None
+
+    def _plan(self, request: ModelRequest) -> tuple[dict[str, int], Plan]:
+        """In a thread. Changes nothing but the request, so that a client that leaves meanwhile leaves no trace."""
         rewrites = self._rewrite(request.messages)
-        plan = self.planner.plan(request.messages, request.tools)
+        if self.engine.template is not None:
+            least = self.engine.template.least_tokens(request.messages)
+            if least > self.engine.context_length:
+                raise self._no_room(f"at least {least}")
+        return rewrites, self.planner.plan(request.messages, request.tools)
+
+    def _start(self, request: ModelRequest, plan: Plan) -> Generation:
         room = self.engine.context_length - int(plan.prompt_ids.size)
         if room <= 0:
-            self.planner.failed(plan)
-            raise DialectError(
-                400,
-                f"This model's maximum context length is {self.engine.context_length} tokens. However, your messages "
-                f"resulted in {plan.prompt_ids.size} tokens. Please reduce the length of the messages.",
-                kind="invalid_request_error",
-                param="messages",
-                code="context_length_exceeded",
-            )
+            raise self._no_room(str(plan.prompt_ids.size))
         sampling = self.settings.sampling.effective(request.sampling, room, train=self.settings.train)
-        generation = Generation(self, request, plan, sampling, body_hash)
-        generation.rewrites, generation.dialect = rewrites, dialect
-        return generation
+        self.planner.opened(plan)
+        return Generation(self, request, plan, sampling)
+
+    def _no_room(self, tokens: str) -> DialectError:
+        return DialectError(
+            400,
+            f"This model's maximum context length is {self.engine.context_length} tokens. However, your messages "
+            f"resulted in {tokens} tokens. Please reduce the length of the messages.",
+            kind="invalid_request_error",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
     def _rewrite(self, messages: list[Message]) -> dict[str, int]:
         """Applies the session's rules to the messages in place; how often each did something."""
@@ -118,3 +158,7 @@ class Session:
                 if not generation.done.is_set():
                     await generation.abort()
         await self.settle()
+
+
+def _hash(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).digest()
