@@ -5,12 +5,12 @@ Text that spells a number is taken as one, since YAML 1.1 reads `2e-4` as text; 
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polarlike.records import UsageError
+from polarlike.strict import explain
 
 
 class GrpoSettings(BaseModel):
@@ -59,9 +59,4 @@ def parse_settings(settings: dict[str, Any]) -> GrpoSettings:
     try:
         return GrpoSettings.model_validate(settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] != "extra_forbidden":
-            raise UsageError(f"The trainer setting {key} is wrong: {first['msg']}.") from None
-        near = difflib.get_close_matches(key, list(GrpoSettings.model_fields), n=1, cutoff=0.0)[0]
-        raise UsageError(f"The trainer has no setting {key}; did you mean {near}?") from None
+        raise UsageError(f"The trainer's settings: {explain(error, GrpoSettings, 'setting')}") from None

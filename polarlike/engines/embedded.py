@@ -17,7 +17,6 @@ reply (0.05).
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from polarlike.engines.batch import Batch, Sequence
 from polarlike.engines.log import EngineLog
 from polarlike.engines.sampling import History, Uniforms, check_sampling, derived_seed, needs_history
 from polarlike.engines.worker import Running, Worker
+from polarlike.plugins import nearest
 from polarlike.records import Ids, Logprobs, Sampling, UsageError
 from polarlike.templates import ChatTemplate, load_template
 
@@ -53,9 +53,7 @@ class Settings:
     def of(cls, extra: Mapping[str, Any]) -> Settings:
         for key in extra:
             if key not in cls.__slots__:
-                near = difflib.get_close_matches(key, cls.__slots__, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(cls.__slots__)}."
-                raise UsageError(f"The embedded engine has no setting {key!r}{hint}")
+                raise UsageError(f"The embedded engine has no setting {key!r}{nearest(key, cls.__slots__)}")
         return cls(**extra)
 
 

@@ -7,7 +7,7 @@ from trainers.settings import GrpoSettings, parse_settings
 
 
 def test_an_unknown_key_is_a_usage_error_with_its_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"no setting clip_hi; did you mean clip_high\?"):
+    with pytest.raises(UsageError, match=r"no setting 'clip_hi'; did you mean 'clip_high'\?"):
         parse_settings({"clip_hi": 0.3})
 
 
@@ -16,7 +16,7 @@ def test_an_unknown_key_is_a_usage_error_with_its_nearest_name() -> None:
 )
 def test_a_wrong_value_is_a_usage_error_that_names_the_key(bad: dict[str, object]) -> None:
     [key] = bad
-    with pytest.raises(UsageError, match=f"setting {key} is wrong"):
+    with pytest.raises(UsageError, match=f"setting '{key}' is wrong"):
         parse_settings(bad)
 
 
