@@ -14,12 +14,10 @@ What holds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import orjson
+from collections.abc import Sequence
 
 from polarlike.records import Call, Cause, Delivery, Message
+from reconstruct.identity import identity
 
 _ROOT = 0
 _CUT = ("abort", "error")
@@ -88,28 +86,3 @@ def _edited_echo(call: Call, k: int) -> bool:
     """Whether new message k stands where a sampled reply stood before the harness edited it."""
     messages = call.new_messages
     return call.cause is Cause.ECHO_EDITED and k < len(messages) and messages[k].get("role") == "assistant"
-
-
-def identity(message: Mapping[str, Any]) -> bytes:
-    """What harnesses keep of a message when they send it back, as the proxy matches it: an assistant's turn is its
-    tool-call ids, else its text without outer white space; reasoning never counts, since some trim it or drop it."""
-    kept: list[Any]
-    if message["role"] == "assistant":
-        asked = message.get("tool_calls") or []
-        ids = [c.get("id") for c in asked]
-        if ids and all(ids):
-            kept = ["assistant", ids]
-        else:
-            calls = [[c["function"]["name"], _parsed(c["function"]["arguments"])] for c in asked]
-            kept = ["assistant", (message.get("content") or "").strip(), calls]
-    else:
-        kept = [message["role"], message.get("content") or "", message.get("tool_call_id"), message.get("name")]
-    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
-
-
-def _parsed(arguments: str) -> Any:
-    """By meaning; a text that is not JSON stands for itself."""
-    try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return ["not JSON", arguments]

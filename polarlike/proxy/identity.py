@@ -1,20 +1,18 @@
-"""When is a message that came back the message we know? Pure functions over canonical messages; wire.md's measurements
-of what harnesses change on the way back are why each rule is there.
+"""Conversations by digest, and how a harness changed a turn on the way back. Pure functions over canonical messages.
 
-A conversation's identity is a chain of digests, one a message, seeded with its tools. Assistant turns count by their
-tool-call ids, which every harness keeps, else by their text without outer white space; reasoning never counts, since
-some harnesses trim it and some drop it. What that leaves open (a rewritten call under the same id) is found by
-`echo_edits` and reported, not hidden.
+A conversation's identity is a chain of digests, one a message, seeded with its tools. What makes two messages the same
+is `reconstruct.identity`'s; what that leaves open (a rewritten call under the same id) is found by `echo_edits` and
+reported, not hidden.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import orjson
 
 from polarlike.records import Message, Tool
+from reconstruct.identity import identity, parsed
 
 Digest = bytes
 
@@ -25,7 +23,7 @@ def tools_digest(tools: list[Tool] | None) -> Digest:
 
 def extend(before: Digest, message: Message) -> Digest:
     """The digest of a conversation after one more message."""
-    return _hash(before, orjson.dumps(_identity(message)))
+    return _hash(before, identity(message))
 
 
 def chain(root: Digest, messages: list[Message]) -> list[Digest]:
@@ -34,16 +32,6 @@ def chain(root: Digest, messages: list[Message]) -> list[Digest]:
     for message in messages:
         out.append(extend(out[-1], message))
     return out
-
-
-def _identity(m: Message) -> list[Any]:
-    if m["role"] == "assistant":
-        ids = [c.get("id") for c in m.get("tool_calls", [])]
-        if ids and all(ids):
-            return ["assistant", ids]
-        calls = [[c["function"]["name"], _parsed(c["function"]["arguments"])] for c in m.get("tool_calls", [])]
-        return ["assistant", m.get("content", "").strip(), calls]
-    return [m["role"], m.get("content", ""), m.get("tool_call_id"), m.get("name")]
 
 
 def echo_edits(sampled: Message, echoed: Message) -> list[str]:
@@ -61,7 +49,7 @@ def echo_edits(sampled: Message, echoed: Message) -> list[str]:
     for k, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a["function"]["name"] != b["function"]["name"]:
             edits.append(f"tool_calls[{k}].name")
-        if _parsed(a["function"]["arguments"]) != _parsed(b["function"]["arguments"]):
+        if parsed(a["function"]["arguments"]) != parsed(b["function"]["arguments"]):
             edits.append(f"tool_calls[{k}].arguments")
     return edits
 
@@ -69,14 +57,6 @@ def echo_edits(sampled: Message, echoed: Message) -> list[str]:
 def reasoning_differs(sampled: Message, echoed: Message) -> bool:
     """True where the echo carries reasoning and it is another turn's: tells apart siblings of equal text."""
     return "reasoning" in echo_edits(sampled, echoed)
-
-
-def _parsed(arguments: str) -> Any:
-    """Arguments by meaning; a text that is not JSON stands for itself."""
-    try:
-        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter where it is nested too deeply to be written
-        return ["raw", arguments]
 
 
 def _hash(*parts: bytes) -> Digest:
