@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from polarlike.config import RunConfig
-from polarlike.records import Group, Rollout, RolloutStatus, Task, UsageError
-from polarlike.rollouts.collect import Wanted, collect
+from polarlike.records import Group, Rollout, Task, UsageError
+from polarlike.rollouts.collect import Wanted, collect, ended_rollouts
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.rollout import Stage
-from polarlike.rollouts.stats import Summary, summarise
+from polarlike.rollouts.stats import summarise
 from trainers.base import Trainer
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -84,7 +84,7 @@ class Loop:
             return
         name = f"eval{step:04d}"
         await self._collect(name, self.eval_tasks, self.config.train.eval_samples, train=False)
-        summary = self._summary(name)
+        summary = summarise(ended_rollouts(self.stage.store, [f"{name}/{task.task_id}" for task in self.eval_tasks]))
         values: dict[str, Any] = {"step": step, "policy_version": self.trainer.policy_version, "tasks": summary.tasks}
         if summary.reward:
             values |= {"reward": summary.reward.value, "low": summary.reward.low, "high": summary.reward.high}
@@ -122,12 +122,6 @@ class Loop:
 
     def _evaluated(self, step: int) -> bool:
         return any(m["kind"] == "eval" and m["step"] == step for m in self.folder.metrics())
-
-    def _summary(self, name: str) -> Summary:
-        counted = (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)
-        return summarise(
-            r for r in self.stage.store.rollouts() if r.group_id.startswith(name + "/") and r.status in counted
-        )
 
     # ------------------------------------------------------------ checkpoints
 

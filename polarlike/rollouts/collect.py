@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from polarlike.records import Group, Rollout, RolloutStatus, Task, Trajectory, Unscored
 from polarlike.rollouts.rollout import Stage, run_rollout
+from polarlike.store import Store
 from reconstruct import rebuild
 
 
@@ -26,16 +27,19 @@ class Wanted:
 OnRollout = Callable[[Rollout], None]
 
 
-def done_rollouts(stage: Stage) -> dict[str, Rollout]:
-    """Slot -> rollout, for places that need no further run."""
-    done = {}
-    for rollout in stage.store.rollouts():
-        unscored = rollout.score.unscored if rollout.score else None
-        if rollout.status is RolloutStatus.FINISHED or (
-            rollout.status is RolloutStatus.UNSCORED and unscored is not Unscored.RETRY
-        ):
-            done[rollout.slot] = rollout
-    return done
+def ended_rollouts(store: Store, group_ids: Iterable[str]) -> list[Rollout]:
+    """The groups' rollouts that ended, scored or not."""
+    found = [r for group_id in group_ids for r in store.rollouts(group_id=group_id)]
+    return [r for r in found if r.status in (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)]
+
+
+def _done(store: Store, group_ids: Iterable[str]) -> dict[str, Rollout]:
+    """Slot -> rollout, for places that need no further run: all that ended, but for faults of ours that may pass."""
+    return {
+        r.slot: r
+        for r in ended_rollouts(store, group_ids)
+        if r.score is not None and r.score.unscored is not Unscored.RETRY
+    }
 
 
 def stored_trajectory(stage: Stage, rollout: Rollout) -> Trajectory:
@@ -55,7 +59,7 @@ async def collect(stage: Stage, wanted: Iterable[Wanted], on_rollout: OnRollout 
     """Fills groups and yields each as its last rollout ends. Trajectories are in order of sample; unscored ones are
     left out of the group (they are in the store). Cancelling stops what runs and leaves the run resumable."""
     wanted = list(wanted)
-    done = await asyncio.to_thread(done_rollouts, stage)
+    done = await asyncio.to_thread(_done, stage.store, [group.group_id for group in wanted])
     limit = asyncio.Semaphore(stage.config.concurrency)
     finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
 
