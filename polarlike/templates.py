@@ -102,6 +102,7 @@ class RendererTemplate:
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.stop_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
         self._tokenizer = tokenizer
+        self._turn_start = tokenizer.token_to_id("<|im_start|>")
         self._longest = max(map(len, tokenizer.get_vocab(with_added_tokens=False)), default=1)
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> Ids:
@@ -133,18 +134,14 @@ class RendererTemplate:
         return np.asarray(got.token_ids[sampled:], np.int32)
 
     def parse(self, prompt_ids: Ids, completion_ids: Ids, tools: list[Tool] | None) -> Parsed:
-        try:
-            got = self._renderer.parse_response(
-                completion_ids.tolist(), tools=tools, prompt_ids=prompt_ids[-_TAIL:].tolist()
-            )
-        except (ValueError, TypeError, RecursionError):
-            # Not even the attempt at a call can be read (JSON nested past Python's limit, a number of 5,000 digits):
-            # the harness gets what was sampled as text.
-            ids = [i for i in completion_ids.tolist() if i not in self.stop_ids]
-            return Parsed({"role": "assistant", "content": self.decode(np.asarray(ids, np.int32)).strip()}, 1)
+        got = self._read(prompt_ids, completion_ids, tools)
+        if got is None:  # the harness gets what was sampled as text
+            ids = completion_ids[~np.isin(completion_ids, self.stop_ids)]
+            return Parsed({"role": "assistant", "content": self.decode(ids).strip()}, 1)
         message: Message = {"role": "assistant", "content": got.content or ""}
-        if got.reasoning_content:
-            message["reasoning_content"] = got.reasoning_content
+        reasoning = (got.reasoning_content or "").strip()  # only thinking that was cut off comes with its outer space
+        if reasoning:
+            message["reasoning_content"] = reasoning
         calls, malformed = [], 0
         for call in got.tool_calls:
             found = _NAME.search(call.raw)
@@ -175,12 +172,20 @@ class RendererTemplate:
         return sum(len(m.get("content", "")) for m in messages) // (4 * self._longest)
 
     def live_text(self, prompt_ids: Ids, completion_ids: Ids) -> tuple[str, str]:
-        ids = completion_ids.tolist()
-        # From the first control token that opens a call on, nothing is shown before it parses.
-        got = self._renderer.parse_response(ids, prompt_ids=prompt_ids[-_TAIL:].tolist())
-        reasoning, content = got.reasoning_content or "", got.content or ""
-        settled = reasoning if got.reasoning_complete else reasoning.rstrip().removesuffix("\ufffd")
-        return settled, content.rstrip().rstrip("\ufffd")
+        if completion_ids.size and completion_ids[0] == self._turn_start:
+            return "", ""  # a sampled header of a turn, which is dropped once it is whole
+        got = self._read(prompt_ids, completion_ids, None)
+        # Calls are not shown before they parse, and a call that can not be read ends the showing.
+        return ("", "") if got is None else (_settled(got.reasoning_content or ""), _settled(got.content or ""))
+
+    def _read(self, prompt_ids: Ids, completion_ids: Ids, tools: list[Tool] | None) -> Any:
+        """A `renderers` ParsedResponse. None where it fails on the attempt at a call: JSON nested past Python's limit,
+        a number of 5,000 digits."""
+        tail = prompt_ids[-_TAIL:].tolist()
+        try:
+            return self._renderer.parse_response(completion_ids.tolist(), tools=tools, prompt_ids=tail)
+        except (ValueError, TypeError, RecursionError):
+            return None
 
     def decode(self, ids: Ids) -> str:
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -203,6 +208,15 @@ def _subclasses(cls: type[Any]) -> list[type[Any]]:
     return [s for c in cls.__subclasses__() for s in (c, *_subclasses(c))]
 
 
+def _settled(text: str) -> str:
+    """Text so far without what the next token can still change: outer space, which is stripped in the end, and the
+    replacement characters of a character that is not whole."""
+    before, text = "", text.strip()
+    while text != before:
+        before, text = text, text.rstrip("\ufffd").rstrip()
+    return text
+
+
 def _raw_arguments(raw: str, parsed: Any) -> str:
     """The arguments' text as it was sampled, spacing and escapes kept: everything after "arguments":, less the closing
     brace of the call around it. parsed: what they mean, where the call could be read."""
@@ -213,7 +227,7 @@ def _raw_arguments(raw: str, parsed: Any) -> str:
             value, end = json.JSONDecoder().raw_decode(rest)
             if parsed is None or value == parsed:
                 return rest[:end]
-        except ValueError:
+        except (ValueError, RecursionError):
             trimmed = rest.rstrip()
             return trimmed.removesuffix("}").rstrip() if trimmed.count("}") > trimmed.count("{") else trimmed
     # Under an escaped key, or after an "arguments" that is another's.

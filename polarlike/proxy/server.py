@@ -189,8 +189,15 @@ class Proxy:
             elif not news or time.monotonic() - last_write > session.settings.keep_alive_s:
                 await response.write(dialect.keep_alive())
                 last_write = time.monotonic()
-        if generation.error:
-            await response.write(dialect.error_event(generation.error))
+        error = generation.error
+        if not error and not (
+            generation.reply.get("reasoning_content", "").startswith(sent[0])
+            and generation.reply.get("content", "").startswith(sent[1])
+        ):
+            error = "The reply turned out to be other than what was streamed of it; ask again."
+            session.failures.append(f"{generation.call_id}: {error}")
+        if error:
+            await response.write(dialect.error_event(error))
             await response.write_eof()
             return response
         closing = list(dialect.closing(meta, generation.reply, generation.finish_reason, generation.usage, sent=sent))

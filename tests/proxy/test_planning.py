@@ -27,7 +27,9 @@ class Talk:
         self.template, self.planner, self.count = template, Planner(template, **options), 0
 
     def ask(self, messages: list[Message], tools: list | None = None) -> Plan:
-        return self.planner.plan(messages, tools)
+        plan = self.planner.plan(messages, tools)
+        self.planner.opened(plan)
+        return plan
 
     def answer(self, plan: Plan, reply: Message | str) -> Turn:
         message: Message = {"role": "assistant", "content": reply} if isinstance(reply, str) else dict(reply)
