@@ -26,12 +26,13 @@ def identity(message: Mapping[str, Any]) -> bytes:
             kept = ["assistant", (message.get("content") or "").strip(), calls]
     else:
         kept = [message["role"], message.get("content") or "", message.get("tool_call_id"), message.get("name")]
-    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps(kept)
 
 
-def parsed(arguments: str) -> Any:
-    """By meaning; a text that is not JSON stands for itself."""
+def parsed(arguments: str) -> str:
+    """Arguments by meaning, as canonical JSON; a text that is not JSON, or nested too deep to write again, stands for
+    itself."""
     try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return ["not JSON", arguments]
+        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
+    except (orjson.JSONDecodeError, TypeError):
+        return arguments
