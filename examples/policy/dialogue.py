@@ -33,7 +33,7 @@ KIND_SHARES = {"operator": 0.7, "line": 0.15, "rename": 0.15}
 class Teacher:
     """right: how often the operator it writes is the right one (else another, evenly). slips: how often it first
     names a file that is not there (a format error is a quarter as frequent); slips are shown and not taught, so that
-    the policy can go on after its own. operator_weight: what the operator's token counts in the loss."""
+    the policy can go on after its own. operator_weight: what the edit's two operators count in the loss."""
 
     right: float = 1.0
     slips: float = 0.1
@@ -42,11 +42,11 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Turn:
-    """taught: whether its tokens count. rival: the same reply with another operator, to find the operator's token."""
+    """taught: whether its tokens count. rivals: the same reply with another operator, to find each operator's token."""
 
     message: Message
     taught: bool = True
-    rival: Message | None = None
+    rivals: tuple[Message, ...] = ()
 
 
 def draw_task(rng: random.Random, names: Sequence[str]) -> ExampleTask:
@@ -94,9 +94,12 @@ def _turn(rng: random.Random, task: ExampleTask, step: int, command: str, teache
         wrong, right = task.case["wrong"], task.case["right"]
         others = [o for o in OPERATORS if o not in (wrong, right)]
         chosen = right if rng.random() < teacher.right else rng.choice(others)
-        other = others[0] if chosen == right else right
-        said, rival = (command.replace(f"| {right} |", f"| {operator} |") for operator in (chosen, other))
-        return Turn(reply(said, THOUGHTS[step], call_id), rival=reply(rival, THOUGHTS[step], call_id))
+        said = command.replace(f"| {right} |", f"| {chosen} |")
+        rivals = (said.replace(f"s| {wrong}", f"s| {others[0]}"), said.replace(f"{chosen} |'", f"{wrong} |'"))
+        return Turn(
+            reply(said, THOUGHTS[step], call_id),
+            rivals=tuple(reply(rival, THOUGHTS[step], call_id) for rival in rivals),
+        )
     return Turn(reply(command, THOUGHTS[step], call_id))
 
 
@@ -131,9 +134,9 @@ class _Stream:
     def say(self, turn: Turn, operator_weight: float) -> None:
         self._completion = self._template.encode_reply(self._prompt, turn.message)
         weight = np.full(self._completion.size, float(turn.taught), np.float32)
-        if turn.rival is not None:
-            rival = self._template.encode_reply(self._prompt, turn.rival)
-            weight[first_difference(self._completion, rival)] *= operator_weight
+        for rival in turn.rivals:
+            where = first_difference(self._completion, self._template.encode_reply(self._prompt, rival))
+            weight[where] *= operator_weight
         self._weight.append(weight)
 
     def example(self) -> Example:

@@ -34,10 +34,10 @@ def test_the_file_stands_in_the_dialogue_as_the_agent_shows_it(prompts: MiniProm
     assert '"output": "def nebi(boza, lebu):\\n    return boza // lebu\\n"' in text
 
 
-def test_the_operator_alone_weighs_more(prompts: MiniPrompts, template: ChatTemplate) -> None:
+def test_the_edit_s_two_operators_alone_weigh_more(prompts: MiniPrompts, template: ChatTemplate) -> None:
     teacher = Teacher(slips=0.0, operator_weight=6.0)
     example = teacher_example(random.Random(0), TASK, teacher, prompts, template)
-    assert template.decode(example.ids[example.weight > 1]) == " %"
+    assert template.decode(example.ids[example.weight > 1]) == " // %"
     assert set(np.unique(example.weight)) == {0.0, 1.0, 6.0}
 
 

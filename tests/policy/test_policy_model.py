@@ -103,6 +103,6 @@ def test_a_quick_run_writes_a_policy_that_copies(package: Path, tmp_path: Path) 
     arguments = ["--quick", "--tasks", "0", "--out", str(tmp_path), "--mini-swe-agent", str(package), "--threads", "1"]
     assert main(arguments) == 0
     recipe = json.loads((tmp_path / "recipe.json").read_text())
-    assert recipe["copy_accuracy"]["before"] < 0.1
-    assert recipe["copy_accuracy"]["after"] > 0.5
+    assert recipe["random_copy_accuracy_before"] < 0.05
+    assert recipe["stages"][0]["hits"] > 0.5
     assert (tmp_path / "model.safetensors").is_file()
