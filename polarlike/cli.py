@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Coroutine
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +68,19 @@ def _config(file: Path | None, flags: dict[str, Any]) -> RunConfig:
         "eval_samples": "train.eval_samples",
     }
     return load_config(file, {names.get(flag, flag): value for flag, value in flags.items()})
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(version("polarlike"), highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def polar(
+    _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Reinforcement learning on any agent, unopened."""
 
 
 @app.command("collect", help="Run rollouts and keep them on disk, scored.")
@@ -214,6 +228,8 @@ def main() -> None:
         errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(e.exit_code)
     except _BadUsage as e:
-        errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
+        # Which option, and the nearest name, are in this form alone. A command without arguments printed its help.
+        if said := e.format_message():  # type: ignore[attr-defined]
+            errors.print(f"polar: {said}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)

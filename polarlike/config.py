@@ -130,7 +130,7 @@ def load_config(file: Path | None, overrides: dict[str, Any]) -> RunConfig:
             loaded = yaml.safe_load(file.read_text())
         except OSError as e:
             raise UsageError(f"Cannot read the config {file}: {e.strerror}.") from e
-        except yaml.YAMLError as e:
+        except (yaml.YAMLError, UnicodeDecodeError) as e:
             raise UsageError(f"The config {file} is not valid YAML: {' '.join(str(e).split())}.") from e
         if not isinstance(loaded, dict | None):
             raise UsageError(f"The config {file} must be a table of settings.")
@@ -141,7 +141,10 @@ def load_config(file: Path | None, overrides: dict[str, Any]) -> RunConfig:
         table = data
         *path, last = dotted.split(".")
         for part in path:
-            table = table.setdefault(part, {})
+            table[part] = table.get(part) or {}
+            table = table[part]
+            if not isinstance(table, dict):
+                raise UsageError(f"The setting {part!r} in {file} must be a table of settings, not {table!r}.")
         table[last] = value
     try:
         return RunConfig.model_validate(data)

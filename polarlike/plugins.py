@@ -10,6 +10,8 @@ from typing import Any
 
 from polarlike.records import UsageError
 
+_ONE = {"harnesses": "harness", "sandboxes": "sandbox"}
+
 
 def names(kind: str) -> list[str]:
     """What is registered under polarlike.KIND, for example `harnesses`."""
@@ -24,7 +26,7 @@ def load(kind: str, name: str) -> Any:
                 return entry.load()
             except ModuleNotFoundError as e:
                 raise UsageError(f"{name} needs the Python package {e.name}; install it with pip.") from e
-    raise UsageError(f"There is no {kind.rstrip('s')} named {name!r}{nearest(name, names(kind))}")
+    raise UsageError(f"There is no {_ONE.get(kind, kind.removesuffix('s'))} named {name!r}{nearest(name, names(kind))}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -40,6 +40,8 @@ def explain(error: ValidationError, model: type[BaseModel], noun: str) -> str:
         return f"there is no {noun} {path!r}{nearest(str(loc[-1]), _keys(model, loc[:-1]))}"
     if first["type"] == "missing":
         return f"the {noun} {path!r} is missing."
+    if first["type"] in ("model_type", "model_attributes_type") and path:
+        return f"the {noun} {path!r} must be a table of {noun}s ({', '.join(_keys(model, loc))})."
     message = message[:1].lower() + message[1:]
     return f"the {noun} {path!r} is wrong: {message}." if path else f"{message}."
 

@@ -26,7 +26,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ("engine: {spek: x}", "no setting 'engine.spek'; did you mean 'spec'"),
         ("sampling: {temprature: 1}", "no setting 'sampling.temprature'; did you mean 'temperature'"),
         ("samples: 0", "The setting 'samples' is wrong"),
-        ("sandbox: 5", "The setting 'sandbox' is wrong"),
+        ("sandbox: 5", "The setting 'sandbox' must be a table of settings \\(kind, options\\)"),
         ("- a\n- b", "must be a table"),
         ("a: [", "not valid YAML"),
     ],
@@ -35,6 +35,18 @@ def test_a_wrong_config_is_one_sentence_that_names_the_key(tmp_path: Path, text:
     with pytest.raises(UsageError, match=says) as caught:
         load_config(write(tmp_path, text), {})
     assert "\n" not in str(caught.value)
+
+
+def test_a_flag_into_a_table_that_is_none_in_the_file_names_the_table(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'engine' in .* must be a table"):
+        load_config(write(tmp_path, "engine: embedded:x"), {"engine.spec": "embedded:y"})
+    assert load_config(write(tmp_path, "engine:"), {"engine.spec": "embedded:y"}).engine.spec == "embedded:y"
+
+
+def test_a_file_that_is_no_text_is_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(UsageError, match="not valid YAML"):
+        load_config(tmp_path / "c.yaml", {})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

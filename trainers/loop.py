@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from polarlike.config import RunConfig
-from polarlike.records import Group, Rollout, Task, UsageError
+from polarlike.records import Group, PolarError, Rollout, Task, UsageError
 from polarlike.rollouts.collect import Wanted, collect, ended_rollouts
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.rollout import Stage
-from polarlike.rollouts.stats import summarise
+from polarlike.rollouts.stats import summarise, why_unscored
 from trainers.base import Trainer
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -98,6 +98,9 @@ class Loop:
         self.stage.train = train
         wanted = [Wanted(task, f"{name}/{task.task_id}", samples) for task in tasks]
         groups = [group async for group in collect(self.stage, wanted, self.on_rollout)]
+        if not any(group.trajectories for group in groups):  # else every further step would be as empty
+            why = why_unscored(ended_rollouts(self.stage.store, [w.group_id for w in wanted]))
+            raise PolarError(f"No rollout of {name} was scored ({why}); mend that, and the same command goes on there.")
         # In the order of the tasks, so that a step does not depend on which rollout ended first.
         order = {w.group_id: k for k, w in enumerate(wanted)}
         return sorted(groups, key=lambda g: order[g.group_id])

@@ -7,11 +7,12 @@ from rich.console import Console
 from polarlike.commands import tables
 from polarlike.commands.progress import RolloutProgress
 from polarlike.config import RunConfig
+from polarlike.records import PolarError
 from polarlike.rollouts.collect import Wanted, collect
 from polarlike.rollouts.evidence import audit
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.stage import open_stage
-from polarlike.rollouts.stats import Summary, summarise
+from polarlike.rollouts.stats import Summary, summarise, why_unscored
 from polarlike.tasks import load_tasks
 
 
@@ -34,6 +35,10 @@ async def run(config: RunConfig, command: str, console: Console) -> Summary:
             if command == "eval":
                 _print_eval(console, summary)
             console.print(f"Run folder: {config.out}")
+            if why := why_unscored(rollouts):
+                console.print(f"Of {summary.rollouts} rollouts {why}", highlight=False, markup=False, soft_wrap=True)
+            if summary.reward is None:
+                raise PolarError(f"No rollout was scored; polar show {config.out} ROLLOUT tells what each one met.")
             return summary
     finally:
         folder.close()

@@ -89,7 +89,8 @@ def _number(value: float | None, form: str = "{:.3f}") -> str:
 def _line(kind: str, values: dict[str, Any]) -> str:
     if kind == "eval":
         reward = f"{values['reward']:.3f}" if "reward" in values else "none scored"
-        return f"evaluation before step {values['step']}: reward {reward} on {values['tasks']} held-out tasks"
+        version = values["policy_version"]
+        return f"evaluation of policy version {version}: reward {reward} on {values['tasks']} held-out tasks"
     return (
         f"step {values['step']}: reward {_number(values.get('reward_mean'))}, grad norm "
         f"{_number(values.get('grad_norm'))}, policy version {values['policy_version']}"

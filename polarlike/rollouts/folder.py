@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from polarlike.config import RunConfig, to_yaml
 from polarlike.records import UsageError
+from polarlike.store import Store
 
 _PACKAGES = ("polarlike", "renderers", "tokenizers", "transformers", "torch", "aiohttp", "sqlalchemy", "docker")
 
@@ -47,11 +48,11 @@ class RunFolder:
         in it, or where it holds a run of other settings that cannot be resumed."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
         except OSError as e:
             raise UsageError(
-                f"Cannot make the run folder {self.path} ({e.strerror}); choose another with --out."
+                f"Cannot write in the run folder {self.path} ({e.strerror}); choose another with --out."
             ) from e
-        self._lock = (self.path / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -64,7 +65,8 @@ class RunFolder:
         )
 
     def _check_same_run(self, config: RunConfig, command: str) -> None:
-        """A resumed run must be the same run: tasks, harness, engine and sampling decide what its rollouts mean."""
+        """A resumed run must be the same run: tasks, harness, engine and sampling decide what its rollouts mean. A run
+        that failed before its first rollout binds nobody: the user mends the command and gives it again."""
         file = self.path / "run.json"
         now = {
             "command": command,
@@ -74,16 +76,24 @@ class RunFolder:
             "sampling": config.sampling.model_dump(mode="json"),
             "seed": config.seed,
         }
-        if file.is_file():
-            was = json.loads(file.read_text())
-            changed = [k for k in now if was.get(k) != now[k]]
-            if changed:
-                raise UsageError(
-                    f"The run in {self.path} was made with another {changed[0]} ({was.get(changed[0])!r}); "
-                    "use the same settings to resume it, or another --out."
-                )
-        else:
-            file.write_text(json.dumps(now, indent=2) + "\n")
+        was = self._begun_as(file)
+        changed = [k for k in now if was and was.get(k) != now[k]]
+        if changed:
+            raise UsageError(
+                f"The run in {self.path} was made with another {changed[0]} ({was.get(changed[0])!r}); "
+                "use the same settings to resume it, or another --out."
+            )
+        if not was:
+            whole = file.with_suffix(".new")
+            whole.write_text(json.dumps(now, indent=2) + "\n")
+            whole.replace(file)
+
+    def _begun_as(self, file: Path) -> dict[str, Any]:
+        """The settings of the run that this folder holds; empty where it holds no session yet."""
+        if not (file.is_file() and (self.path / "store.db").is_file() and Store(self.store_url).sessions()):
+            return {}
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
     def metric(self, kind: str, **values: Any) -> None:
         """One line of metrics.jsonl."""

@@ -21,8 +21,9 @@ from sandbox.base import SandboxProvider
 def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None) -> Engine:
     """The engine of a spec such as embedded:DIR. Raises UsageError."""
     kind, _, argument = config.spec.partition(":")
-    if not kind:
-        raise UsageError("Name an engine with --engine, for example --engine embedded:MODEL_DIR.")
+    if not kind or not argument:
+        said = f" {config.spec!r} names a kind or a folder alone." if config.spec else ""
+        raise UsageError(f"Name an engine with --engine, for example --engine embedded:MODEL_DIR.{said}")
     factory = plugins.load("engines", kind)
     options = EngineOptions(
         log=log,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import comb
@@ -52,6 +52,16 @@ def summarise(rollouts: Iterable[Rollout], ks: Iterable[int] = (1,)) -> Summary:
         if estimate:
             pass_at[k] = estimate
     return Summary(len(tasks), len(rollouts), unscored, reward, pass_at)
+
+
+def why_unscored(rollouts: Iterable[Rollout]) -> str:
+    """The commonest reason of those that are unscored, and how many there are; empty where there is none."""
+    reasons = Counter(r.score.reason for r in rollouts if r.score and r.score.value is None)
+    if not reasons:
+        return ""
+    [(reason, count)] = reasons.most_common(1)
+    total = reasons.total()
+    return f"{total} unscored, {'always' if count == total else 'most often'} because of: {reason}"
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:

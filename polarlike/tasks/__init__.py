@@ -20,6 +20,8 @@ def load_tasks(spec: str) -> list[Task]:
 
     In the order of the file, or by folder name. Raises UsageError in one sentence that says what to do.
     """
+    if not spec:
+        raise UsageError("Name the tasks: a Harbor task folder, a folder of them or a .jsonl file.")
     kind, _, rest = spec.partition(":")
     path = Path(rest if kind == "harbor" and rest else spec)
     if not path.exists():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,11 @@ def test_help_names_every_command() -> None:
         (["collect", "{tasks}", "--engine", "scripted:x", "--harness", "mini"], "There is no harness"),
         (["collect", "{tasks}", "--sandbox", "dokcer"], "did you mean 'docker'"),
         (["collect", "{tasks}", "--samples", "0"], "The setting 'samples' is wrong"),
+        (["collect", "{tasks}", "--engine", "models/mine"], "'models/mine' names a kind or a folder alone"),
+        (["collect", "--engine", "scripted:x"], "Name the tasks"),
+        (["collect", "--samples", "many"], "Invalid value for '--samples'"),
         (["collect", "--nope"], "No such option"),
+        (["collect", "--sampels", "2"], "--samples"),
         (["collect", "--config", "nowhere.yaml"], "Cannot read the config"),
         (["train", "{tasks}", "--engine", "scripted:x"], "Training needs a model folder"),
         (["show", "nowhere"], "There is no run at nowhere"),
@@ -61,6 +66,42 @@ def test_bad_usage_is_exit_code_2_and_one_sentence(args: list[str], says: str, t
     assert says in got.stderr
     assert len(got.stderr.strip().splitlines()) == 1
     assert got.stderr.startswith("polar: ")
+
+
+def test_a_command_without_arguments_prints_its_help_and_nothing_else() -> None:
+    got = polar("tasks")
+    assert got.returncode == 2
+    assert "check" in got.stdout and got.stderr == ""
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    assert polar("--version").stdout.strip() == version("polarlike")
+
+
+def test_a_mended_command_takes_the_folder_of_the_one_that_failed(tasks: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.py"
+    policy.write_text("def policy(conversation):\n    return 'x'\n")
+    rest = [
+        "--harness",
+        "shell",
+        "--command",
+        "true",
+        "--sandbox",
+        "local",
+        "--samples",
+        "1",
+        "--out",
+        tmp_path / "run",
+    ]
+    assert polar("collect", tasks, "--engine", "scripted:nowhere.py", *rest).returncode == 2
+    got = polar("collect", tasks, "--engine", f"scripted:{policy}", *rest)
+    assert "made with another" not in got.stderr
+    # The task's verifier gives no verdict: nothing is scored, so the run failed, and the reason is on the screen.
+    assert got.returncode == 1
+    assert "No rollout was scored" in got.stderr
+    assert "Of 1 rollouts 1 unscored, always because of: " in got.stdout
+    again = polar("collect", tasks, "--engine", "scripted:other.py", *rest)
+    assert again.returncode == 2 and "made with another engine" in again.stderr
 
 
 def test_a_model_without_a_chat_template_is_named(tiny_model: Path, tasks: Path, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ async def test_a_run_folder_belongs_to_one_process_and_one_run(task_file: Callab
     with pytest.raises(UsageError, match="Another process is running"):
         RunFolder(config.out).open(config, "collect")
     folder.close()
+    await gather(config)
     config.seed = 7
     with pytest.raises(UsageError, match="made with another seed"):
         RunFolder(config.out).open(config, "collect")
