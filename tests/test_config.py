@@ -38,7 +38,7 @@ def test_a_wrong_config_is_one_sentence_that_names_the_key(tmp_path: Path, text:
 
 
 def test_a_flag_into_a_table_that_is_none_in_the_file_names_the_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'engine' in .* must be a table"):
+    with pytest.raises(UsageError, match=r"'engine' in .* must be a table"):
         load_config(write(tmp_path, "engine: embedded:x"), {"engine.spec": "embedded:y"})
     assert load_config(write(tmp_path, "engine:"), {"engine.spec": "embedded:y"}).engine.spec == "embedded:y"
 
