@@ -1,8 +1,8 @@
 """The provider's own base image: Debian bookworm with Python, Git and certificates, made without an image registry.
 
 Made once a machine, as root, by debootstrap and `docker import`, and kept in Docker under a tag that names this
-recipe; never made again while the tag is there. `sudo python -m sandbox.base_image` makes it for users who may use
-Docker but are not root.
+recipe; never made again while the tag is there. `sudo .venv/bin/python -m sandbox.base_image` makes it for users who
+may use Docker but are not root.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,11 @@ GITCONFIG = (
     "[user]\n\tname = agent\n\temail = agent@localhost\n[safe]\n\tdirectory = *\n[init]\n\tdefaultBranch = main\n"
 )
 UNNEEDED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "var/log")
-MEND = "sudo python -m sandbox.base_image"
+
+
+def mend() -> str:
+    """What makes the image. This Python is named in full: root's own does not have our packages."""
+    return f"sudo {sys.executable} -m sandbox.base_image"
 
 
 def tag() -> str:
@@ -61,7 +66,7 @@ def ensure(client: docker.DockerClient) -> str:
 def cannot_build() -> str:
     """Why the image cannot be made by this process; empty where it can."""
     if os.geteuid() != 0:
-        return f"the base image is not there and only root can make it; run '{MEND}' once"
+        return f"the base image is not there and only root can make it; run '{mend()}' once"
     if debootstrap() is None:
         return "the base image is not there and debootstrap is not installed; run 'apt-get install debootstrap'"
     return ""
@@ -104,5 +109,12 @@ def _import(client: docker.DockerClient, archive: Path) -> None:
         raise SandboxError("Docker did not take the base image; look at the engine's log and at its free disk space")
 
 
+def main() -> None:
+    try:
+        print(ensure(connect()))
+    except SandboxError as error:
+        sys.exit(f"sandbox.base_image: {error}")
+
+
 if __name__ == "__main__":
-    print(ensure(connect()))
+    main()

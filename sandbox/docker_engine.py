@@ -24,38 +24,47 @@ if TYPE_CHECKING:
     import docker
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
-START_HINT = "start it with 'sudo systemctl start docker' (or, in a container, 'dockerd &')"
+START = "sudo systemctl start docker (or, in a container: dockerd &)"
+JOIN = "sudo usermod -aG docker $USER, then log in again"
+
+
+class NoEngine(SandboxError):
+    """No use of an engine here. problem: what is missing; mend: the command that mends it."""
+
+    def __init__(self, problem: str, mend: str) -> None:
+        super().__init__(f"{problem}; to mend it: {mend}")
+        self.problem, self.mend = problem, mend
 
 
 def socket_path() -> str:
-    """The engine's Unix socket, from DOCKER_HOST or the usual place."""
+    """The engine's Unix socket, from DOCKER_HOST or the usual place. NoEngine where that is no socket."""
     host = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
     if not host.startswith("unix://"):
-        raise SandboxError(f"DOCKER_HOST is {host}; set it to a Unix socket of this machine, as {DEFAULT_HOST}")
+        raise NoEngine(f"DOCKER_HOST is {host}, not a Unix socket", f"export DOCKER_HOST={DEFAULT_HOST}")
     return host.removeprefix("unix://")
 
 
 def connect() -> docker.DockerClient:
-    """A client that has spoken with the engine; SandboxError says what is missing and what mends it."""
+    """A client that has spoken with the engine; NoEngine says what is missing and what mends it."""
     try:
         import docker
     except ImportError as error:
-        raise SandboxError("the Docker SDK is not installed; run pip install 'polarlike[docker]'") from error
+        raise NoEngine("the Docker SDK is not installed", "pip install 'polarlike[docker]'") from error
     path = socket_path()
     try:
         client = docker.DockerClient(base_url=f"unix://{path}", max_pool_size=64, timeout=600)
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
-        raise SandboxError(_why_unreachable(path)) from error
+        raise _unreachable(path) from error
     return client
 
 
-def _why_unreachable(path: str) -> str:
+def _unreachable(path: str) -> NoEngine:
     if not Path(path).exists():
-        return f"there is no Docker engine at {path}; {START_HINT}"
+        return NoEngine(f"there is no Docker engine at {path}", START)
     if not os.access(path, os.W_OK):
-        return f"you may not use the Docker engine at {path}; run 'sudo usermod -aG docker $USER' and log in again"
-    return f"the Docker engine at {path} does not answer; {START_HINT}"
+        return NoEngine(f"you may not use the Docker engine at {path}", JOIN)
+    return NoEngine(f"the Docker engine at {path} does not answer", START)
 
 
 def api_error() -> type[docker.errors.APIError]:

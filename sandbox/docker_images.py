@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from sandbox import base_image, certificates, tree
 from sandbox.base import Check, SandboxError
-from sandbox.docker_engine import START_HINT, connect
+from sandbox.docker_engine import NoEngine, connect
 from sandbox.venv_toolbox import cache_dir, locked
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ def checks() -> list[Check]:
     """For `polar doctor`: the engine, the way sockets get into boxes, the base image and what makes it."""
     try:
         client = connect()
-    except SandboxError as error:
-        return [Check("docker engine", False, str(error), START_HINT)]
+    except NoEngine as error:
+        return [Check("docker engine", False, error.problem, error.mend)]
     try:
         version = client.version()["Version"]
         there = base_image.present(client, base_image.tag())
@@ -161,7 +161,7 @@ def checks() -> list[Check]:
     return [
         Check("docker engine", True, f"version {version}"),
         Check("docker sockets", True, f"model sockets are placed {reach}"),
-        Check("docker base image", not problem, f"{base_image.tag()}: {state}", base_image.MEND if problem else ""),
+        Check("docker base image", not problem, f"{base_image.tag()}: {state}", base_image.mend() if problem else ""),
         _debootstrap(needed=not there),
     ]
 

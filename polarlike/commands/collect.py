@@ -23,6 +23,7 @@ async def run(config: RunConfig, command: str, console: Console) -> Summary:
     folder.open(config, command)
     try:
         async with open_stage(config, folder, train=command != "eval") as stage:
+            console.print(tables.sandbox_line(stage.provider.name, config.sandbox.kind), highlight=False)
             wanted = [Wanted(task, task.task_id, config.samples) for task in tasks]
             with RolloutProgress(console, command, config.samples * len(tasks)) as progress:
                 async for group in collect(stage, wanted, progress.rollout):

@@ -71,3 +71,9 @@ def fidelity_line(evidence: Evidence) -> str:
         f"Fidelity: {100 * evidence.share:.2f} % of {evidence.trainable} trainable tokens have the context, id and "
         f"logprob of the engine's own log ({evidence.rollouts} rollouts)."
     )
+
+
+def sandbox_line(kind: str, asked: str) -> str:
+    """Which sandbox serves, said before the first agent starts."""
+    why = "; Docker does not work here, and polar doctor tells why" if asked == "auto" and kind == "local" else ""
+    return f"Sandbox: {kind}" + (f" (nothing is isolated{why})" if kind == "local" else "")

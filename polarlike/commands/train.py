@@ -30,6 +30,7 @@ async def run(config: RunConfig, console: Console) -> None:
     try:
         trainer = plugins.load("trainers", config.trainer.name)(options)
         async with open_stage(config, folder) as stage:
+            console.print(tables.sandbox_line(stage.provider.name, config.sandbox.kind), highlight=False)
             if stage.proxy.engine.text_only:
                 raise UsageError("This engine returns no token ids, so there is nothing to train on; give it --model.")
 

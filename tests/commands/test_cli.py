@@ -132,6 +132,29 @@ def test_without_docker_the_sentence_has_the_command_that_mends_it(tasks: Path, 
     assert "to mend it:" in got.stderr
 
 
+def test_auto_without_docker_takes_local_boxes_and_says_so(tasks: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.py"
+    policy.write_text("def policy(conversation):\n    return 'x'\n")
+    agent = [
+        "--harness",
+        "shell",
+        "--command",
+        "true",
+        "--sandbox",
+        "auto",
+        "--samples",
+        "1",
+        "--out",
+        tmp_path / "run",
+    ]
+    none = f"unix://{tmp_path}/none.sock"
+    got = polar("collect", tasks, "--engine", f"scripted:{policy}", *agent, DOCKER_HOST=none)
+    assert "Sandbox: local (nothing is isolated; Docker does not work here" in got.stdout
+    told = polar("doctor", DOCKER_HOST=none)
+    assert told.returncode == 0
+    assert "to mend it: sudo systemctl start docker" in told.stdout
+
+
 class Serving:
     def __init__(self, *args: str | Path):
         command = [sys.executable, "-u", "-c", "from polarlike.cli import main; main()", "serve", *map(str, args)]

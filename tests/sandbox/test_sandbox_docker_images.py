@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import docker
 import pytest
 
-from sandbox import certificates, docker_images
+from sandbox import base_image, certificates, docker_images
 from sandbox.base import SandboxError, SandboxSpec, ToolboxRecipe
 from sandbox.base_image import tag as base_tag
 from sandbox.docker_box import DockerProvider
@@ -35,6 +37,20 @@ def folder(tmp_path: Path, dockerfile: str) -> str:
     (place / "Dockerfile").write_text(dockerfile)
     (place / "note.txt").write_text("hello\n")
     return str(place)
+
+
+def test_what_makes_the_base_image_runs_under_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's own Python has none of our packages: the command names the one that runs now."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert f"sudo {sys.executable} -m sandbox.base_image" in base_image.cannot_build()
+
+
+def test_the_command_that_makes_the_base_image_ends_in_one_sentence(tmp_path: Path) -> None:
+    env = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    command = [sys.executable, "-m", "sandbox.base_image"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "to mend it: sudo systemctl start docker" in done.stderr
 
 
 @pytest.mark.docker
