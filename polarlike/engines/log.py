@@ -1,7 +1,7 @@
 """An engine's own evidence: what it was given and what it returned, one JSON line a request.
 
-It knows nothing of the proxy's record; tests and `polar audit` compare the two. What holds: a line is written and
-flushed to the operating system before `write` returns, so a killed process loses no request that was answered; lines
+It knows nothing of the proxy's record; tests and `polar audit` compare the two. What holds: a line is written to
+the operating system before `write` returns, so a killed process loses no request that was answered; lines
 stand in the order in which requests ended; a torn last line is left where it is and skipped on reading.
 
 `write` blocks for as long as the disk takes: call it from a worker thread, never from the event loop.
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
 
+from polarlike.engines.base import EngineError
 from polarlike.records import Ids, Logprobs, UsageError
 
 
@@ -39,17 +41,18 @@ class EngineLog:
 
     def __init__(self, path: Path | None):
         self._lock = threading.Lock()
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         if path is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+")
+            self._file = path.open("ab+", buffering=0)
             _end_torn_line(self._file)
         except OSError as e:
             raise UsageError(f"The engine's log {path} cannot be written ({e}); give another file.") from e
 
     def write(self, entry: LogEntry) -> None:
+        """Raises EngineError where the disk does not take it."""
         if self._file is None:
             return
         line = orjson.dumps(
@@ -59,8 +62,12 @@ class EngineLog:
         with self._lock:
             if self._file is None:
                 raise RuntimeError("the engine's log is closed")
-            self._file.write(line)
-            self._file.flush()
+            try:
+                _append_whole(self._file, line)
+            except OSError as e:
+                raise EngineError(
+                    f"The engine's log {self._file.name} cannot be written ({e.strerror}); free space and go on."
+                ) from e
 
     def close(self) -> None:
         with self._lock:
@@ -69,7 +76,18 @@ class EngineLog:
                 self._file = None
 
 
-def _end_torn_line(file: BinaryIO) -> None:
+def _append_whole(file: FileIO, line: bytes) -> None:
+    """The whole line or, where the disk is full, nothing of it: half a line would spoil the next one too."""
+    start, rest = file.seek(0, 2), line
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(start)
+        raise
+
+
+def _end_torn_line(file: FileIO) -> None:
     """A line that a killed process left half written gets an end, so that the next one starts on its own."""
     if file.seek(0, 2) == 0:
         return

@@ -200,8 +200,8 @@ class Worker:
         running.versions.append(one.version)
         reason = self._finish_reason(running)
         if reason is not None:
-            self._finish(running, reason)
-            self._post(running, running.chunk(reason))
+            error = self._finish(running, reason)
+            self._post(running, error or running.chunk(reason))
         elif now - running.sent_at >= self._interval:
             running.sent_at = now
             self._post(running, running.chunk(None))
@@ -216,10 +216,18 @@ class Worker:
                 return "stop"
         return "length" if len(running.ids) >= running.limit else None
 
-    def _finish(self, running: Running, reason: str) -> None:
+    def _finish(self, running: Running, reason: str) -> EngineError | None:
         del self._requests[running.sequence]
         self._the_batch().remove(running.sequence)
-        self._log.write(running.entry(reason))
+        return self._write(running, reason)
+
+    def _write(self, running: Running, reason: str) -> EngineError | None:
+        """A log that cannot be written fails the one request, which has no reply without its evidence; others go on."""
+        try:
+            self._log.write(running.entry(reason))
+        except EngineError as e:
+            return e
+        return None
 
     def _abort(self, running: Running) -> None:
         if running.sequence in self._requests:
@@ -228,7 +236,7 @@ class Worker:
     def _fail(self, error: EngineError) -> None:
         self._fault = error
         for running in list(self._requests.values()):
-            self._log.write(running.entry("abort"))
+            self._write(running, "abort")
             self._post(running, error)
         self._requests.clear()
         for future in self._scores.values():

@@ -58,10 +58,10 @@ class Serving:
 
 
 @contextmanager
-def serving(out: Path, *flags: str) -> Iterator[Serving]:
+def serving(out: Path, *flags: str, log: bool = True) -> Iterator[Serving]:
     polar = Path(sys.executable).with_name("polar")
     command = [str(polar), "serve", "--out", str(out), "--port", "0", "--admin-port", "0"]
-    command += ["--engine-log", *flags]
+    command += [*(["--engine-log"] if log else []), *flags]
     env = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import resource
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest
+from polarlike.engines.embedded import EmbeddedEngine
 from polarlike.engines.log import EngineLog, LogEntry, read_log
-from polarlike.records import UsageError
+from polarlike.records import Sampling, UsageError
 
 
 def entry(name: str, n: int = 3, reason: str = "stop") -> LogEntry:
@@ -74,3 +77,39 @@ def test_a_log_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         read_log(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="cannot be written"):
         EngineLog(tmp_path)
+
+
+def test_a_line_that_the_disk_takes_half_of_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = EngineLog(path)
+    log.write(entry("a"))
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+    try:
+        with pytest.raises(EngineError, match="free space and go on"):
+            log.write(entry("b", 5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.stat().st_size == size
+    log.write(entry("c"))
+    log.close()
+    assert list(read_log(path)) == ["a", "c"]
+
+
+async def test_a_full_disk_fails_requests_and_not_the_engine(tiny: Path) -> None:
+    engine = EmbeddedEngine(tiny, EngineOptions(log=Path("/dev/full")))
+    await engine.start()
+    prompt = np.arange(5, dtype=np.int32)
+    try:
+        for k in range(2):
+            request = GenerateRequest(f"r{k}", prompt, Sampling(max_tokens=4))
+            with pytest.raises(EngineError, match="log"):
+                async for _ in engine.generate(request):
+                    pass
+        stopped = engine.generate(GenerateRequest("r3", prompt, Sampling(max_tokens=500)))
+        await anext(stopped)
+        await stopped.aclose()
+        assert (await engine.score(prompt, 2, 1.0)).size == 3
+    finally:
+        await engine.close()
