@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Coroutine
 from importlib.metadata import version
@@ -203,9 +204,10 @@ def _flags(given: dict[str, Any], *not_settings: str) -> dict[str, Any]:
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a command's coroutine on uvloop."""
+    """Runs a command's coroutine on uvloop. An order to end (SIGTERM) is as good as a Ctrl-C: boxes are removed."""
     import uvloop
 
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work)

@@ -16,7 +16,7 @@ COMMANDS = ("collect", "eval", "train", "serve", "show", "doctor", "tasks")
 
 
 def polar(*args: str | Path, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from polarlike.cli import main; main()", *map(str, args)]
+    command = [sys.executable, "-m", "polarlike", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **env})
 
 
@@ -157,7 +157,7 @@ def test_auto_without_docker_takes_local_boxes_and_says_so(tasks: Path, tmp_path
 
 class Serving:
     def __init__(self, *args: str | Path):
-        command = [sys.executable, "-u", "-c", "from polarlike.cli import main; main()", "serve", *map(str, args)]
+        command = [sys.executable, "-u", "-m", "polarlike", "serve", *map(str, args)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: list[str] = []
         assert self.process.stdout is not None
@@ -218,7 +218,23 @@ def test_serve_on_a_port_in_use_says_so(tmp_path: Path) -> None:
     assert "choose another port" in got.stderr
 
 
-def test_collect_show_and_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_modules_load_is_one_sentence() -> None:
+    interrupted = """
+import sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "polarlike.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from polarlike.__main__ import main
+main()
+"""
+    got = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
+    assert (got.returncode, got.stderr) == (1, "polar: stopped.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+def test_a_stopped_run_leaves_no_box_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     tasks = tmp_path / "tasks.jsonl"
     test = 'mkdir -p "$POLAR_LOGS/verifier"; echo 0.5 > "$POLAR_LOGS/verifier/reward.txt"'
     import json
@@ -235,7 +251,7 @@ def test_collect_show_and_ctrl_c(tmp_path: Path) -> None:
         ]
 
     process = subprocess.Popen(
-        [sys.executable, "-c", "from polarlike.cli import main; main()", *map(str, command("sleep 60"))],
+        [sys.executable, "-m", "polarlike", *map(str, command("sleep 60"))],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -244,11 +260,12 @@ def test_collect_show_and_ctrl_c(tmp_path: Path) -> None:
         if list((run / "boxes").rglob("tests")):
             break
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "the same command resumes the run" in errors
     assert "Traceback" not in errors
+    assert not list((run / "boxes").rglob("tests"))
     got = polar(*command("true"))
     assert got.returncode == 0, got.stderr
     assert "0.500" in got.stdout and f"Run folder: {run}" in got.stdout.replace("\n", "")
