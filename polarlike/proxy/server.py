@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from polarlike.dialects.base import Dialect, DialectError, ReplyMeta
 from polarlike.engines.base import Engine
 from polarlike.proxy.generation import Generation
-from polarlike.proxy.session import Session, in_thread, key_digest
+from polarlike.proxy.session import Session, key_digest, off_loop
 from polarlike.proxy.settings import SessionSettings
 from polarlike.records import Delivery, PolarError, UsageError
 from polarlike.store import Store
@@ -142,7 +142,7 @@ class Proxy:
     async def _answer(self, request: web.Request, session: Session, dialect: Dialect) -> web.StreamResponse:
         try:
             body = await _body(request)
-            asked = await in_thread(dialect.parse, body)
+            asked = await off_loop(len(body), dialect.parse, body)
             marked = _retry_count(request) > 0
             generation = await session.generation(asked, body, dialect=dialect.name, marked_retry=marked)
         except (DialectError, TemplateError) as e:

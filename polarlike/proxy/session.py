@@ -1,8 +1,8 @@
 """The proxy's side of one rollout: its key, its turns, and the replies being sampled. Knows no HTTP.
 
-What holds: parsing, rewriting and rendering run in threads of the proxy's own (a long prompt keeps no other session
-waiting, and a scripted policy that sleeps keeps no prompt waiting); a session plans one request at a time, and between
-a plan and its generation nothing else happens, so two requests are always told apart the same way.
+What holds: long requests are parsed, rewritten and rendered in threads of the proxy's own (a long prompt keeps no other
+session waiting, and a scripted policy that sleeps keeps no prompt waiting); a session plans one request at a time, and
+between a plan and its generation nothing else happens, so two requests are always told apart the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from polarlike.store import Store
 
 T = TypeVar("T")
 
+_AT_ONCE = 32 * 1024  # bytes of a request that are rendered in some 20 ms, if all of them are new
 _threads = ThreadPoolExecutor(4, thread_name_prefix="polarlike-proxy")
 
 
-async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """As asyncio.to_thread, in the proxy's own threads."""
+async def off_loop(size: int, function: Callable[..., T], *arguments: object) -> T:
+    """function(*arguments), in a thread of the proxy's own where a request of `size` bytes could hold up the event loop
+    for long. What is small is done at once: where both are busy, handing it to a thread and back takes 10 ms."""
+    if size <= _AT_ONCE:
+        return function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *arguments)
 
 
@@ -71,13 +75,13 @@ class Session:
 
         Raises TemplateError, or DialectError where the prompt leaves no room or the session was closed meanwhile.
         """
-        body_hash = await in_thread(_hash, body)
+        body_hash = await off_loop(len(body), _hash, body)
         async with self._planning:
             generation = self._known(body_hash, marked_retry)
             if generation is not None:
                 generation.retries += 1
             else:
-                rewrites, plan = await in_thread(self._plan, request)
+                rewrites, plan = await off_loop(len(body), self._plan, request)
                 if self.closed:
                     raise DialectError(401, "This session has been closed.", code="invalid_api_key")
                 generation = self._start(request, plan)

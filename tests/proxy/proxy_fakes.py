@@ -27,6 +27,7 @@ class SayingEngine:
         self.template: ChatTemplate | None = load_template(model)
         self.say, self.per_chunk, self.delay, self.context_length = say, per_chunk, delay, context
         self.requests: list[GenerateRequest] = []
+        self.asked = asyncio.Semaphore(0)  # released by each request: tests wait for it instead of guessing a time
         self.stopped: list[str] = []  # request ids whose generator was closed before its end
         self.fail_after: int | None = None
 
@@ -42,6 +43,7 @@ class SayingEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)
+        self.asked.release()
         assert self.template is not None
         reply = self.say(request)
         message: Message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply

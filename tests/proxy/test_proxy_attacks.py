@@ -55,6 +55,14 @@ async def post(served: Any, content: bytes, **headers: str) -> httpx.Response:
         return await http.post(served.base_url + CHAT, content=content, headers=headers)
 
 
+async def post_and_leave(served: Any, content: bytes) -> None:
+    """A client that goes as soon as the engine has its request."""
+    request = asyncio.create_task(post(served, content))
+    await served.engine.asked.acquire()
+    request.cancel()
+    await asyncio.wait([request])
+
+
 async def calls(served: Any) -> list[Any]:
     await asyncio.sleep(0.05)
     await served.session.settle()
@@ -221,13 +229,16 @@ async def test_a_retry_header_that_is_no_number_is_no_retry(serve: Any, count: s
     assert got.status_code == 200
 
 
-async def raw(served: Any, head: str, content: bytes, *, half_close: bool = False, wait: float = 5) -> bytes:
-    """What the server sends back on one connection until it closes it, or until `wait` seconds are over."""
+async def raw(
+    served: Any, head: str, content: bytes, *, half_close: asyncio.Semaphore | None = None, wait: float = 5
+) -> bytes:
+    """What the server sends back on one connection until it closes it, or until `wait` seconds are over. half_close: our
+    half is closed once this can be acquired."""
     port = int(served.base_url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.replace("\n", "\r\n").encode() + content)
     if half_close:
-        await asyncio.sleep(0.2)
+        await half_close.acquire()
         writer.write_eof()
     got = b""
     try:
@@ -269,14 +280,14 @@ async def test_a_body_that_does_not_arrive_is_a_408(serve: Any, monkeypatch: pyt
 async def test_a_client_that_leaves_in_mid_body_leaves_nothing(serve: Any) -> None:
     served = await serve(lambda r: "hello")
     await raw(served, head(served, 1000), b'{"model"', wait=0.1)
-    await raw(served, head(served, 1000), b'{"model"', half_close=True, wait=1)
+    await raw(served, head(served, 1000), b'{"model"', half_close=asyncio.Semaphore(1), wait=1)
     assert await calls(served) == []
     assert (await post(served, body())).status_code == 200
 
 
 async def test_a_client_that_closes_its_half_counts_as_gone(serve: Any) -> None:
     served = await serve(lambda r: "a b c d e f g h", SessionSettings(grace_s=0.1), per_chunk=1, delay=0.1)
-    await raw(served, head(served, len(body())), body(), half_close=True, wait=2)
+    await raw(served, head(served, len(body())), body(), half_close=served.engine.asked, wait=2)
     await asyncio.sleep(0.5)
     [recorded] = await calls(served)
     assert recorded.delivery is Delivery.ABORTED
@@ -299,30 +310,27 @@ async def test_a_reply_to_one_body_from_two_sessions_is_two_replies(serve: Any) 
 async def test_each_of_two_equal_samples_is_retried_by_its_own_client(serve: Any) -> None:
     """The older sample's connection breaks while the newer one's is open: the retry takes the orphan."""
     count = iter(range(9))
-    served = await serve(lambda r: f"answer {next(count)}", per_chunk=1, delay=0.1)
-    async with httpx.AsyncClient(headers=served.headers, timeout=20) as http:
-        url = served.base_url + CHAT
-        first = asyncio.create_task(http.post(url, content=body(), timeout=0.15))
-        await asyncio.sleep(0.1)
-        second = asyncio.create_task(http.post(url, content=body()))
-        with pytest.raises(httpx.ReadTimeout):
-            await first
-        await asyncio.sleep(0.05)
-        again = await http.post(url, content=body(), headers={"x-stainless-retry-count": "1"})
-        texts = [r.json()["choices"][0]["message"]["content"] for r in (again, await second)]
+    served = await serve(lambda r: f"answer {next(count)}", per_chunk=1, delay=0.3)
+    first = asyncio.create_task(post(served, body()))
+    await served.engine.asked.acquire()
+    second = asyncio.create_task(post(served, body()))
+    await served.engine.asked.acquire()
+    first.cancel()
+    await asyncio.sleep(0.3)
+    again = await post(served, body(), **{"x-stainless-retry-count": "1"})
+    texts = [r.json()["choices"][0]["message"]["content"] for r in (again, await second)]
     assert texts == ["answer 0", "answer 1"]
     assert [(c.retries, c.delivery) for c in await calls(served)] == [(1, Delivery.FLUSHED), (0, Delivery.FLUSHED)]
 
 
 async def test_two_clients_on_one_reply_and_one_of_them_leaves(serve: Any) -> None:
-    served = await serve(lambda r: "a b c d e f g h", SessionSettings(grace_s=0), per_chunk=1, delay=0.05)
-    async with httpx.AsyncClient(headers=served.headers, timeout=20) as http:
-        url = served.base_url + CHAT
-        stays = asyncio.create_task(http.post(url, content=body()))
-        await asyncio.sleep(0.1)
-        with pytest.raises(httpx.ReadTimeout):
-            await http.post(url, content=body(), headers={"x-stainless-retry-count": "1"}, timeout=0.1)
-        assert (await stays).json()["choices"][0]["message"]["content"] == "a b c d e f g h"
+    served = await serve(lambda r: "a b c d e f g h", SessionSettings(grace_s=0), per_chunk=1, delay=0.1)
+    stays = asyncio.create_task(post(served, body()))
+    await served.engine.asked.acquire()
+    leaves = asyncio.create_task(post(served, body(), **{"x-stainless-retry-count": "1"}))
+    await asyncio.sleep(0.5)
+    leaves.cancel()
+    assert (await stays).json()["choices"][0]["message"]["content"] == "a b c d e f g h"
     [recorded] = await calls(served)
     assert (recorded.retries, recorded.delivery) == (1, Delivery.FLUSHED)
     assert served.engine.stopped == []
@@ -338,10 +346,8 @@ async def test_a_retry_that_comes_while_a_reply_is_being_stopped_is_a_new_sample
         await put(c)
 
     served.store.put_call = slow
-    async with httpx.AsyncClient(headers=served.headers, timeout=0.1) as http:
-        with pytest.raises(httpx.ReadTimeout):
-            await http.post(served.base_url + CHAT, content=body())
-    await asyncio.sleep(0.1)  # stopped by now, and waiting for the store
+    await post_and_leave(served, body())
+    await asyncio.sleep(0.3)  # stopped by now, and waiting for the store
     again = asyncio.create_task(post(served, body(), **{"x-stainless-retry-count": "1"}))
     await asyncio.sleep(0.1)
     held.set()
@@ -353,14 +359,14 @@ async def test_a_long_prompt_keeps_no_other_session_waiting(serve: Any) -> None:
     served = await serve(lambda r: "hello", context=5_000_000)
     other = await served.proxy.open_session(SessionSettings())
     long = asyncio.create_task(post(served, messages({"role": "user", "content": "some words of a file " * 150_000})))
-    waits = []
+    waits, start = [], time.monotonic()
     while not long.done():
         began = time.monotonic()
         assert (await post(served, body(), Authorization=f"Bearer {other.key}")).status_code == 200
         waits.append(time.monotonic() - began)
     assert (await long).status_code == 200
     assert len(waits) > 3  # the long prompt did take its time
-    assert max(waits) < 1
+    assert max(waits) < (time.monotonic() - start) / 2
 
 
 async def test_a_prompt_far_past_the_context_is_refused_before_it_is_encoded(serve: Any) -> None:
@@ -374,7 +380,8 @@ async def test_a_prompt_far_past_the_context_is_refused_before_it_is_encoded(ser
 async def test_a_session_that_closes_while_its_clients_wait_answers_each(serve: Any) -> None:
     served = await serve(lambda r: "a b c d e f g h", per_chunk=1, delay=0.2)
     waiting = [asyncio.create_task(post(served, body(stream=k % 2 == 0))) for k in range(4)]
-    await asyncio.sleep(0.3)
+    for _ in waiting:
+        await served.engine.asked.acquire()
     await served.proxy.close_session(served.session)
     got = [await w for w in waiting]
     for k, response in enumerate(got):
