@@ -232,8 +232,8 @@ async def test_a_retry_header_that_is_no_number_is_no_retry(serve: Any, count: s
 async def raw(
     served: Any, head: str, content: bytes, *, half_close: asyncio.Semaphore | None = None, wait: float = 5
 ) -> bytes:
-    """What the server sends back on one connection until it closes it, or until `wait` seconds are over. half_close: our
-    half is closed once this can be acquired."""
+    """What the server sends back on one connection until it closes it, or until `wait` seconds are over. half_close:
+    our half is closed once this can be acquired."""
     port = int(served.base_url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.replace("\n", "\r\n").encode() + content)
