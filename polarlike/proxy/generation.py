@@ -185,6 +185,7 @@ class Generation:
         if not self.session.engine.text_only and template is not None:
             parsed = template.parse(self.plan.prompt_ids, self.completion_ids(), self.request.tools)
             self.reply, self.malformed = parsed.message, parsed.malformed
+            self.reply["content"] = before_stop(self.reply["content"], self.sampling.stop)
         for call in self.reply.get("tool_calls", []):
             call.setdefault("id", new_id("call"))
             call.setdefault("type", "function")
@@ -234,3 +235,13 @@ class Generation:
 
 def _joined(pieces: list[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.zeros(0, dtype)
+
+
+def before_stop(text: str, stops: tuple[str, ...], *, more: bool = False) -> str:
+    """Text up to the first stop string, which was sampled but is not part of the answer. more: further text may come,
+    so an ending that may become a stop string is held back too."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if found:
+        return text[: min(found)]
+    held = max((k for stop in stops for k in range(1, len(stop)) if text.endswith(stop[:k])), default=0) if more else 0
+    return text[: len(text) - held]

@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from polarlike.dialects.base import Dialect, DialectError, ReplyMeta
 from polarlike.engines.base import Engine
-from polarlike.proxy.generation import Generation
+from polarlike.proxy.generation import Generation, before_stop
 from polarlike.proxy.session import Session, key_digest, off_loop
 from polarlike.proxy.settings import SessionSettings
 from polarlike.records import Delivery, PolarError, UsageError
@@ -212,6 +212,7 @@ class Proxy:
         if template is None or not ids.size:
             return sent
         reasoning, content = template.live_text(generation.plan.prompt_ids, ids)
+        content = before_stop(content, generation.sampling.stop, more=True).rstrip()
         if not reasoning.startswith(sent[0]) or not content.startswith(sent[1]):
             return sent
         return reasoning, content

@@ -10,6 +10,7 @@ import openai
 import pytest
 from proxy_fakes import BASH, call
 
+from polarlike.proxy.generation import before_stop
 from polarlike.proxy.settings import SamplingSettings, SessionSettings
 from polarlike.records import Cause, Delivery
 
@@ -299,3 +300,29 @@ async def test_rewrites_reach_the_engine_and_are_counted(serve: Any) -> None:
     [recorded] = await calls(served)
     assert recorded.rewrites == {"clock": 1}
     assert "time 0" in served.engine.template.decode(recorded.suffix_ids)
+
+
+@pytest.mark.parametrize("streaming", ["whole", "live"])
+async def test_a_stop_string_ends_the_answer_and_is_not_in_it(serve: Any, streaming: str) -> None:
+    served = await serve(lambda r: "one two END", SessionSettings(streaming=streaming), per_chunk=1, delay=0.06)
+    sdk = client(served)
+    stream = await sdk.chat.completions.create(model="m", messages=[USER], stop=["END"], stream=True)
+    text = "".join([c.choices[0].delta.content or "" async for c in stream])
+    plain = await sdk.chat.completions.create(model="m", messages=[USER], stop="END")
+    assert text == plain.choices[0].message.content == "one two "
+    assert all("END" in served.engine.template.decode(c.completion_ids) for c in await calls(served))
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "more", "answer"),
+    [
+        ("a END b", ("END",), False, "a "),
+        ("a b", ("END",), False, "a b"),
+        ("a b END x", ("x", "END"), False, "a b "),
+        ("a EN", ("END",), False, "a EN"),
+        ("a EN", ("END",), True, "a "),
+        ("a", (), True, "a"),
+    ],
+)
+def test_the_answer_ends_before_the_first_stop_string(text: str, stops: tuple, more: bool, answer: str) -> None:
+    assert before_stop(text, stops, more=more) == answer
