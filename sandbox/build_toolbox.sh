@@ -1,9 +1,8 @@
-# Builds a toolbox inside the base image (see docker_toolbox.py). Run as: sh -e build_toolbox.sh ROOT UID:GID PACKAGE...
+# Builds a toolbox inside the base image (see docker_toolbox.py). Run as: sh -e build_toolbox.sh ROOT PACKAGE...
 # Knows Debian's Python and glibc. All output of use goes to stderr's last lines, which become the error message.
 
 root=$1
-owner=$2
-shift 2
+shift
 python=$root/python
 
 version=$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
@@ -35,4 +34,3 @@ fi
 "$root/bin/python" -I -m compileall -q -j 0 --invalidation-mode unchecked-hash "$python/lib/$version" "$root/lib" ||
     true # some packages carry files for other Python versions
 "$root/bin/python" -I -c 'import ssl, sqlite3, ctypes, lzma, bz2, zlib'
-chown -R "$owner" "$root"

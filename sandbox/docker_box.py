@@ -301,11 +301,12 @@ class DockerProvider:
         return len(lost)
 
     async def close(self) -> None:
-        """Removes the boxes of this process that were not stopped."""
+        """Removes the boxes of this process that were not stopped, and ends its builds: a thread waits for each."""
         await self.call(self._close)
         self._threads.shutdown(wait=False)
 
     def _close(self) -> None:
+        docker_toolbox.remove_builds(self._client, of_dead=False)
         for found in self._ours():
             if found["Labels"].get(LABEL_OWNER) == owner.our_mark():
                 self.remove(found["Id"])

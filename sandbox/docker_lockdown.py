@@ -61,6 +61,11 @@ def _host(api: Any, spec: SandboxSpec, more_mounts: list[Mount]) -> Any:
         pids_limit=spec.pids,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
-        binds=[f"{mount.host}:{mount.path}:{'ro' if mount.read_only else 'rw'}" for mount in mounts],
+        binds=_binds(mounts),
         log_config={"type": "none"},
     )
+
+
+def _binds(mounts: list[Mount]) -> list[str]:
+    """Each once: a harness may have the very toolbox that the way of its socket brings along."""
+    return list(dict.fromkeys(f"{m.host}:{m.path}:{'ro' if m.read_only else 'rw'}" for m in mounts))

@@ -8,7 +8,8 @@ Built inside the base image at the very path where it is mounted, so nothing in 
 What holds: it needs nothing of the image it is mounted in, not even a C library. Its program names its own loader and
 an RPATH, never an environment variable, so what the agent starts is untouched by it. Bytecode is compiled ahead and
 unchecked, since a read-only folder could never be refreshed. A build that was killed leaves nothing that counts as
-whole: it is made under another name and renamed at the end, by one process at a time.
+whole: it is made under another name and renamed at the end, by one process at a time; the next build removes it. The
+build runs as the user, so all it leaves is the user's to remove.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandbox import base_image, certificates
+from sandbox import base_image, certificates, owner
 from sandbox.base import Mount, SandboxError, Toolbox, ToolboxRecipe
+from sandbox.docker_engine import api_error
 from sandbox.venv_toolbox import cache_dir, locked, recipe_key
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 ROOT = "/opt/polar/toolbox"
 BARE_PYTHON = ToolboxRecipe(name="python", pip=[])
 SCRIPT = Path(__file__).with_name("build_toolbox.sh")
+LABEL_NAME, LABEL_OWNER = "polarlike.toolbox", "polarlike.owner"
 
 
 def ensure(client: docker.DockerClient, recipe: ToolboxRecipe) -> Toolbox:
@@ -38,9 +41,30 @@ def ensure(client: docker.DockerClient, recipe: ToolboxRecipe) -> Toolbox:
     if not place.exists():
         with locked(place):
             if not place.exists():
+                remove_builds(client, of_dead=True)
+                for torn in place.parent.glob(f".{place.name}-*"):  # of a process that was killed: we hold the lock
+                    shutil.rmtree(torn, ignore_errors=True)
                 _build(client, base, recipe, place)
     inside = f"{ROOT}/{recipe.name}"
     return Toolbox(root=inside, mount=Mount(str(place), inside))
+
+
+def remove_builds(client: docker.DockerClient, *, of_dead: bool) -> None:
+    """Ends the builds that killed processes left running, or (of_dead False) those of this process."""
+    api: Any = client.api
+    for found in api.containers(all=True, filters={"label": [LABEL_NAME]}):
+        mark = found["Labels"].get(LABEL_OWNER, "")
+        if owner.left_behind(mark) if of_dead else mark == owner.our_mark():
+            _remove(api, found["Id"])
+
+
+def _remove(api: Any, container_id: str) -> None:
+    """Removes a container that another process, or a thread of this one, may be removing too."""
+    try:
+        api.remove_container(container_id, force=True, v=True)
+    except api_error() as error:
+        if error.status_code not in (404, 409):
+            raise
 
 
 def _build(client: docker.DockerClient, base: str, recipe: ToolboxRecipe, place: Path) -> None:
@@ -64,9 +88,10 @@ def _run(client: docker.DockerClient, base: str, recipe: ToolboxRecipe, building
         env |= certificates.variables()
     made = api.create_container(
         base,
-        command=["/bin/sh", "-e", "/build_toolbox.sh", inside, f"{os.getuid()}:{os.getgid()}", *recipe.pip],
+        command=["/bin/sh", "-e", "/build_toolbox.sh", inside, *recipe.pip],
+        user=f"{os.getuid()}:{os.getgid()}",
         environment=env,
-        labels={"polarlike.toolbox": recipe.name, "polarlike.pid": str(os.getpid())},
+        labels={LABEL_NAME: recipe.name, LABEL_OWNER: owner.our_mark()},
         host_config=api.create_host_config(binds=binds, init=True),
     )
     try:
@@ -76,4 +101,4 @@ def _run(client: docker.DockerClient, base: str, recipe: ToolboxRecipe, building
             lines = api.logs(made["Id"], tail=5).decode(errors="replace").strip().splitlines()
             raise SandboxError(f"the toolbox {recipe.name} could not be built: {' | '.join(lines)[-800:]}")
     finally:
-        api.remove_container(made["Id"], force=True, v=True)
+        _remove(api, made["Id"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import docker
 import pytest
 
-from sandbox import base_image, certificates, docker_images
+from sandbox import base_image, certificates, docker_images, docker_toolbox
 from sandbox.base import SandboxError, SandboxSpec, ToolboxRecipe
 from sandbox.base_image import tag as base_tag
 from sandbox.docker_box import DockerProvider
@@ -156,6 +158,44 @@ async def test_a_failed_toolbox_leaves_nothing_that_counts_as_whole(
 
 
 @pytest.mark.docker
+async def test_a_provider_that_closes_ends_its_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Ctrl-C would wait for the build."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    provider = DockerProvider(tmp_path, "closes")
+    building = asyncio.create_task(provider.toolbox(ToolboxRecipe("slow", [])))
+    client = docker.from_env()
+    mine = {"label": ["polarlike.toolbox=slow"]}
+    for _ in range(600):
+        if client.containers.list(filters=mine):
+            break
+        await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await provider.close()
+    with pytest.raises(SandboxError):
+        await building
+    assert time.monotonic() - started < 5
+    assert client.containers.list(all=True, filters=mine) == []
+    assert [path.suffix for path in (tmp_path / "polarlike" / "toolbox").iterdir()] == [".lock"]
+    client.close()
+
+
+@pytest.mark.docker
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    client = docker.from_env()
+    labels = {"polarlike.toolbox": "tiny", "polarlike.owner": "another-boot:1:1"}
+    client.containers.run(base_tag(), ["sleep", "60"], labels=labels, detach=True)
+    key = Path(docker_toolbox.ensure(client, ToolboxRecipe("tiny", [])).mount.host).name  # type: ignore[union-attr]
+    assert client.containers.list(all=True, filters={"label": ["polarlike.toolbox=tiny"]}) == []
+    place = tmp_path / "polarlike" / "toolbox"
+    (place / key).rename(place / f".{key}-torn")
+    docker_toolbox.ensure(client, ToolboxRecipe("tiny", []))
+    assert sorted(path.name for path in place.iterdir()) == [key, f"{key}.lock"]
+    assert {path.lstat().st_uid for path in place.rglob("*")} == {os.getuid()}
+    client.close()
+
+
+@pytest.mark.docker
 def test_doctor_finds_the_engine_and_the_image() -> None:
     checks = {check.name: check for check in DockerProvider.checks()}
     assert set(checks) == {"docker engine", "docker sockets", "docker base image", "debootstrap"}
@@ -173,7 +213,7 @@ def test_a_missing_engine_is_one_sentence_with_its_fix(monkeypatch: pytest.Monke
 
 def test_an_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
-    with pytest.raises(SandboxError, match="Unix socket of this machine"):
+    with pytest.raises(SandboxError, match="not a Unix socket"):
         DockerProvider(tmp_path, "none")
 
 
