@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from harnesses.base import HarnessContext, HarnessExit, Launch, Rewrite
+from polarlike.records import UsageError
 from sandbox.base import RunResult, ToolboxRecipe
 
 VERSION = "2.4.6"
@@ -35,7 +36,10 @@ class MiniSweAgent:
     rewrites: tuple[Rewrite, ...] = ()
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
-        self.options = dict(options or {})
+        if options:
+            name = next(iter(options))
+            hint = "; a command line of your own runs with --harness shell" if name == "command" else ""
+            raise UsageError(f"mini-swe-agent has no option {name!r}{hint}.")
 
     def recipe(self) -> ToolboxRecipe:
         return ToolboxRecipe(
@@ -93,7 +97,7 @@ class MiniSweAgent:
             "version": self.version,
             "litellm": LITELLM,
             "openai": OPENAI,
-            "options": self.options,
+            "options": {},
         }
 
 

@@ -153,8 +153,10 @@ def serve(
     max_tokens: MaxTokens = None,
     engine_log: EngineLog = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the model routes; 0 is any free one.")] = 8000,
-    admin_port: Annotated[int, typer.Option(help="Port of the control API on loopback; 0 is any free one.")] = 8001,
+    port: Annotated[int, typer.Option(max=65535, help="Port of the model routes; 0 is any free one.")] = 8000,
+    admin_port: Annotated[
+        int, typer.Option(max=65535, help="Port of the control API on loopback; 0 is any free one.")
+    ] = 8001,
 ) -> None:
     """Serve the proxy alone, for agents started by hand."""
     from polarlike.commands import serve as work

@@ -259,6 +259,16 @@ _RENDERER_OF_MODEL_TYPE = {
 }
 
 
+def _table(file: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(file.read_text())
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        raise UsageError(f"{file} is no JSON table; copy the model folder again.")
+    return table
+
+
 def load_template(model_dir: Path, *, renderer: str | None = None, thinking: bool = False) -> ChatTemplate:
     """The template of a Hugging Face model folder. Raises UsageError with what is missing."""
     tokenizer_file = model_dir / "tokenizer.json"
@@ -270,9 +280,9 @@ def load_template(model_dir: Path, *, renderer: str | None = None, thinking: boo
         has_template = (model_dir / "chat_template.jinja").is_file()
         settings = model_dir / "tokenizer_config.json"
         if settings.is_file():
-            has_template = has_template or bool(json.loads(settings.read_text()).get("chat_template"))
+            has_template = has_template or bool(_table(settings).get("chat_template"))
         config = model_dir / "config.json"
-        kind = json.loads(config.read_text()).get("model_type", "") if config.is_file() else ""
+        kind = _table(config).get("model_type", "") if config.is_file() else ""
         renderer = _RENDERER_OF_MODEL_TYPE.get(kind)
         if not has_template:
             raise UsageError(
@@ -283,4 +293,8 @@ def load_template(model_dir: Path, *, renderer: str | None = None, thinking: boo
             raise UsageError(
                 f"No renderer is known for model type {kind!r} in {model_dir}; name its family with --renderer."
             )
-    return RendererTemplate(Tokenizer.from_file(str(tokenizer_file)), renderer, thinking=thinking, model=model_dir.name)
+    try:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as e:  # the library raises nothing narrower
+        raise UsageError(f"{tokenizer_file} is no tokenizer ({e}); copy the model folder again.") from e
+    return RendererTemplate(tokenizer, renderer, thinking=thinking, model=model_dir.name)

@@ -179,3 +179,12 @@ def test_a_model_folder_that_cannot_serve_says_what_is_missing(tiny_model: Path,
         load_template(folder)
     with pytest.raises(UsageError, match="There is no renderer 'qwen9'"):
         load_template(folder, renderer="qwen9")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_torn_file_of_a_model_folder_is_named(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / name).write_text("{")
+    with pytest.raises(UsageError, match=name):
+        load_template(folder)

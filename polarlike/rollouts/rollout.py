@@ -180,6 +180,9 @@ def _unscored_run(stage: Stage, session: Session, work: _Attempt) -> Score | Non
         return Score(None, Unscored.RETRY, "the harness was not run")
     if session.failures and not work.exit.ok:
         return Score(None, Unscored.RETRY, f"the engine failed: {session.failures[-1]}")
+    if work.exit.reason == "error" and not session.calls:
+        # It says nothing about the policy, and a command that is not there is mended by the user.
+        return Score(None, Unscored.RETRY, f"the agent ended without a model call: {work.exit.detail}")
     if work.exit.reason == "time_limit" and stage.config.limits.on_time_limit == "discard":
         return Score(None, Unscored.GRADE_ANYWAY, "the agent ran out of time (polar verify can still judge its work)")
     return None

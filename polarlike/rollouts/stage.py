@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -47,7 +48,12 @@ def make_provider(kind: str, state_dir: Path, run_label: str, options: dict[str,
     broken = _broken(kind)
     if broken:
         raise UsageError(f"The {kind} sandbox does not work here: {broken}")
-    provider: SandboxProvider = plugins.load("sandboxes", kind)(state_dir=state_dir, run_label=run_label, **options)
+    make = plugins.load("sandboxes", kind)
+    known = sorted(set(inspect.signature(make).parameters) - {"state_dir", "run_label"})
+    if unknown := sorted(set(options) - set(known)):
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise UsageError(f"The {kind} sandbox has no option {unknown[0]!r}; {has}.")
+    provider: SandboxProvider = make(state_dir=state_dir, run_label=run_label, **options)
     return provider
 
 

@@ -53,6 +53,7 @@ def test_help_names_every_command() -> None:
         (["show", "nowhere"], "There is no run at nowhere"),
         (["tasks", "check", "nowhere"], "There are no tasks at nowhere"),
         (["frobnicate"], "No such command"),
+        (["serve", "--engine", "scripted:x", "--port", "99999"], "Invalid value for '--port'"),
     ],
 )
 def test_bad_usage_is_exit_code_2_and_one_sentence(args: list[str], says: str, tasks: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from harnesses.base import HarnessContext, HarnessExit
 from harnesses.mini_swe_agent import MiniSweAgent
+from polarlike.records import UsageError
 from sandbox.base import RunResult, SandboxSpec
 from sandbox.docker_box import DockerProvider
 from sandbox.local_box import LocalBox, LocalProvider
@@ -54,6 +55,11 @@ async def agent(tmp_path: Path, fake_openai: Any) -> AsyncIterator[Runner]:
     box = await provider.start(SandboxSpec(), "agent")
     yield Runner(box, toolbox.root, fake_openai)
     await box.stop()
+
+
+def test_an_option_is_refused_and_a_command_is_sent_to_the_shell_harness() -> None:
+    with pytest.raises(UsageError, match="no option 'command'; a command line of your own runs with --harness shell"):
+        MiniSweAgent({"command": "python agent.py"})
 
 
 @pytest.mark.harness

@@ -12,7 +12,7 @@ from polarlike.records import Cause, Group, RolloutStatus, Unscored, UsageError
 from polarlike.rollouts.collect import Wanted, collect
 from polarlike.rollouts.evidence import audit
 from polarlike.rollouts.folder import RunFolder
-from polarlike.rollouts.stage import open_stage
+from polarlike.rollouts.stage import make_provider, open_stage
 from polarlike.store import Store
 from polarlike.tasks import load_tasks
 
@@ -124,6 +124,24 @@ async def test_an_engine_that_fails_is_a_fault_of_ours_and_not_a_zero(
     assert [r.status for r in rollouts] == [RolloutStatus.INTERRUPTED, RolloutStatus.UNSCORED]
     assert rollouts[-1].score.unscored is Unscored.RETRY
     assert "broken" in rollouts[-1].score.reason
+
+
+async def test_an_agent_that_never_starts_says_nothing_about_the_policy(
+    task_file: Callable[..., Path], run_config: Any
+) -> None:
+    config = run_config(task_file(), RIGHT, samples=1)
+    config.harness.options = {"command": "no-such-agent --now"}
+    config.limits.retries = 0
+    [group] = await gather(config)
+    assert group.trajectories == []
+    [rollout] = stored(config).rollouts()
+    assert rollout.score.unscored is Unscored.RETRY
+    assert "without a model call: exit code 127" in rollout.score.reason and "no-such-agent" in rollout.score.reason
+
+
+def test_a_sandbox_s_unknown_option_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="local sandbox has no option 'reech'; it has none"):
+        make_provider("local", tmp_path, "x", {"reech": 1})
 
 
 async def test_a_run_folder_belongs_to_one_process_and_one_run(task_file: Callable[..., Path], run_config: Any) -> None:
