@@ -213,7 +213,10 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work)
-    except KeyboardInterrupt as e:
+    except (KeyboardInterrupt, RuntimeError) as e:
+        # A second Ctrl-C, or one while the loop closes, stops uvloop's loop, which then complains of that.
+        if isinstance(e, RuntimeError) and not isinstance(e.__context__, KeyboardInterrupt):
+            raise
         raise PolarError("stopped; the same command resumes the run.") from e
 
 

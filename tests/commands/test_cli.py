@@ -234,6 +234,23 @@ main()
     assert (got.returncode, got.stderr) == (1, "polar: stopped.\n")
 
 
+def test_ctrl_c_again_and_again_is_one_sentence(tmp_path: Path) -> None:
+    stubborn = """
+import asyncio, os, signal
+from polarlike import cli
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.sleep(30)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+cli._run(work())
+"""
+    got = subprocess.run([sys.executable, "-c", stubborn], capture_output=True, text=True, timeout=60)
+    assert "PolarError: stopped; the same command resumes the run." in got.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_a_stopped_run_leaves_no_box_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     tasks = tmp_path / "tasks.jsonl"
