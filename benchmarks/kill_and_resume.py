@@ -30,17 +30,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def command(out: Path, tasks: int, samples: int) -> list[str]:
+    """The same each time. The scripted policy takes a second a reply, so that kills fall between replies too."""
+    settings = {
+        "engine": {
+            "spec": "scripted:examples/teacher.py",
+            "model": "examples/policy/model",
+            "options": {"delay_s": 1.0},
+        }
+    }
+    config = out.parent / "config.yaml"
+    config.write_text(json.dumps(settings))
     return [
-        *(sys.executable, "-c", "from polarlike.cli import main; main()", "collect", "examples/tasks/train"),
-        *(
-            "--engine",
-            "scripted:examples/teacher.py",
-            "--model",
-            "examples/policy/model",
-            "--harness",
-            "mini-swe-agent",
-        ),
-        *("--sandbox", "docker", "--samples", str(samples), "--limit", str(tasks), "--concurrency", "3"),
+        *(sys.executable, "-m", "polarlike", "collect", "examples/tasks/train", "--config", str(config)),
+        *("--sandbox", "docker", "--samples", str(samples), "--limit", str(tasks), "--concurrency", "4"),
         *("--out", str(out)),
     ]
 
@@ -76,7 +78,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tasks", type=int, default=12)
     parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--longest", type=float, default=25.0, help="latest moment of a kill, seconds")
+    parser.add_argument("--longest", type=float, default=40.0, help="latest moment of a kill, seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
