@@ -229,14 +229,19 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; we show our own progress
     errors = Console(stderr=True)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     try:
         code = app(standalone_mode=False)
     except PolarError as e:
-        errors.print(f"polar: {e}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"polar: {e}", **plain)
         sys.exit(e.exit_code)
+    except OSError as e:  # the machine's, not ours: a full disk, a folder that is shut
+        where = f" ({e.filename})" if e.filename else ""
+        errors.print(f"polar: {e.strerror or e}{where}; mend that and run the same command again.", **plain)
+        sys.exit(1)
     except _BadUsage as e:
         # Which option, and the nearest name, are in this form alone. A command without arguments printed its help.
         if said := e.format_message():  # type: ignore[attr-defined]
-            errors.print(f"polar: {said}", highlight=False, markup=False, soft_wrap=True)
+            errors.print(f"polar: {said}", **plain)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)

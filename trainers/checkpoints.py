@@ -10,12 +10,25 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polarlike.records import PolarError
 
 MANIFEST = "manifest.json"
+
+
+@contextmanager
+def saving(folder: Path) -> Iterator[None]:
+    """What fails inside, a full disk above all, becomes one sentence: safetensors and torch have errors of their own."""
+    try:
+        yield
+    except PolarError:
+        raise
+    except Exception as e:
+        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise PolarError(f"{folder} could not be saved ({reason}); mend that, and the same command goes on.") from e
 
 
 def write(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -27,10 +40,11 @@ def write(folder: Path, fill: Callable[[Path], None]) -> None:
     writing, replaced = folder.parent / f".{folder.name}.writing", folder.parent / f".{folder.name}.replaced"
     for left in (writing, replaced):
         shutil.rmtree(left, ignore_errors=True)  # of a process that died here
-    writing.mkdir()
-    fill(writing)
-    listing = {str(path.relative_to(writing)): _fingerprint(path) for path in _files(writing)}
-    (writing / MANIFEST).write_text(json.dumps(listing, indent=1, sort_keys=True))
+    with saving(folder):
+        writing.mkdir()
+        fill(writing)
+        listing = {str(path.relative_to(writing)): _fingerprint(path) for path in _files(writing)}
+        (writing / MANIFEST).write_text(json.dumps(listing, indent=1, sort_keys=True))
     for path in (*_files(writing), writing):
         _sync(path)
     if folder.exists():

@@ -163,15 +163,15 @@ class Grpo:
 
     def save_model(self, folder: Path) -> None:
         """The policy as a Hugging Face folder in float32, with the tokenizer and chat template it started with."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with _no_progress_bars():
+        with checkpoints.saving(folder), _no_progress_bars():
+            folder.mkdir(parents=True, exist_ok=True)
             self._model.save_pretrained(folder)
-        for pattern in TOKENIZER_FILES:
-            for path in self._start.glob(pattern):
-                if path.is_dir():
-                    shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
-                else:
-                    shutil.copyfile(path, folder / path.name)
+            for pattern in TOKENIZER_FILES:
+                for path in self._start.glob(pattern):
+                    if path.is_dir():
+                        shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+                    else:
+                        shutil.copyfile(path, folder / path.name)
 
     def save(self, folder: Path) -> None:
         """A checkpoint: model/, optimizer.pt, trainer.json (version, random state, settings) and a manifest."""

@@ -219,6 +219,14 @@ def test_serve_on_a_port_in_use_says_so(tmp_path: Path) -> None:
     assert "choose another port" in got.stderr
 
 
+def test_a_fault_of_the_machine_is_one_sentence(tasks: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    got = polar("collect", tasks, "--engine", "scripted:x", "--sandbox", "local", "--out", tmp_path)
+    assert got.returncode == 1
+    where = tmp_path / "config.yaml"
+    assert got.stderr == f"polar: Is a directory ({where}); mend that and run the same command again.\n"
+
+
 def test_ctrl_c_while_the_modules_load_is_one_sentence() -> None:
     interrupted = """
 import sys

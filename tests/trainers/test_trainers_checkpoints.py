@@ -71,3 +71,16 @@ def test_a_torn_checkpoint_is_refused_and_an_earlier_one_is_the_newest(tmp_path:
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path) is None
     assert checkpoints.newest(tmp_path / "absent") is None
+
+
+def test_a_disk_that_is_full_while_saving_is_one_sentence_and_the_old_checkpoint_stands(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path / "step-1", lambda folder: None)
+
+    def fill(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise RuntimeError("PytorchStreamWriter failed: No space left on device\nat some line")
+
+    with pytest.raises(PolarError, match=r"step-1 could not be saved \(.*No space left on device\); mend that") as got:
+        checkpoints.write(tmp_path / "step-1", fill)
+    assert "at some line" not in str(got.value)
+    checkpoints.check(tmp_path / "step-1")
