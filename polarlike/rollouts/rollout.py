@@ -184,7 +184,7 @@ def _unscored_run(stage: Stage, session: Session, work: _Attempt) -> Score | Non
         # It says nothing about the policy, and a command that is not there is mended by the user.
         return Score(None, Unscored.RETRY, f"the agent ended without a model call: {work.exit.detail}")
     if work.exit.reason == "time_limit" and stage.config.limits.on_time_limit == "discard":
-        return Score(None, Unscored.GRADE_ANYWAY, "the agent ran out of time (polar verify can still judge its work)")
+        return Score(None, Unscored.GRADE_ANYWAY, "the agent ran out of time; its work is kept and can still be judged")
     return None
 
 
