@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 
 @contextmanager
 def saving(folder: Path) -> Iterator[None]:
-    """What fails inside, a full disk above all, becomes one sentence: safetensors and torch have errors of their own."""
+    """What fails inside, a full disk above all, becomes one sentence: safetensors and torch raise their own errors."""
     try:
         yield
     except PolarError:
