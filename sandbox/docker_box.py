@@ -225,7 +225,7 @@ class DockerProvider:
             try:
                 return function(*args, **kwargs)
             except engine_errors() as error:
-                raise SandboxError(f"Docker refused: {sentence(error)}") from error
+                raise SandboxError(sentence(error)) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

@@ -83,7 +83,11 @@ def engine_errors() -> tuple[type[Exception], ...]:
 
 
 def sentence(error: Exception) -> str:
-    return str(getattr(error, "explanation", None) or error).strip()
+    from requests.exceptions import ConnectionError as NoConnection
+
+    if isinstance(error, NoConnection):
+        return f"the Docker engine at {socket_path()} does not answer any more; to mend it: {START}"
+    return f"Docker refused: {str(getattr(error, 'explanation', None) or error).strip()}"
 
 
 class ExecStream:

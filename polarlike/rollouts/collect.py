@@ -33,13 +33,9 @@ def ended_rollouts(store: Store, group_ids: Iterable[str]) -> list[Rollout]:
     return [r for r in found if r.status in (RolloutStatus.FINISHED, RolloutStatus.UNSCORED)]
 
 
-def _done(store: Store, group_ids: Iterable[str]) -> dict[str, Rollout]:
-    """Slot -> rollout, for places that need no further run: all that ended, but for faults of ours that may pass."""
-    return {
-        r.slot: r
-        for r in ended_rollouts(store, group_ids)
-        if r.score is not None and r.score.unscored is not Unscored.RETRY
-    }
+def _done(rollout: Rollout) -> bool:
+    """Whether its place needs no further run: all that ended, but for faults of ours that may pass."""
+    return rollout.score is not None and rollout.score.unscored is not Unscored.RETRY
 
 
 def stored_trajectory(stage: Stage, rollout: Rollout) -> Trajectory:
@@ -59,7 +55,8 @@ async def collect(stage: Stage, wanted: Iterable[Wanted], on_rollout: OnRollout 
     """Fills groups and yields each as its last rollout ends. Trajectories are in order of sample; unscored ones are
     left out of the group (they are in the store). Cancelling stops what runs and leaves the run resumable."""
     wanted = list(wanted)
-    done = await asyncio.to_thread(_done, stage.store, [group.group_id for group in wanted])
+    ended = await asyncio.to_thread(ended_rollouts, stage.store, [group.group_id for group in wanted])
+    done = {r.slot: r for r in ended if _done(r)}
     limit = asyncio.Semaphore(stage.config.concurrency)
     finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
 
@@ -69,6 +66,9 @@ async def collect(stage: Stage, wanted: Iterable[Wanted], on_rollout: OnRollout 
             rollout, trajectory = known, await asyncio.to_thread(stored_trajectory, stage, known)
         else:
             async with limit:
+                for failed in (r for r in ended if r.slot == f"{group.group_id}:{sample}"):
+                    failed.status = RolloutStatus.INTERRUPTED  # the new run counts in its place
+                    await stage.store.put_rollout(failed)
                 rollout, trajectory = await run_rollout(stage, group.task, group.group_id, sample)
         if on_rollout:
             on_rollout(rollout)

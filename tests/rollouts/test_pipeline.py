@@ -137,6 +137,10 @@ async def test_an_agent_that_never_starts_says_nothing_about_the_policy(
     [rollout] = stored(config).rollouts()
     assert rollout.score.unscored is Unscored.RETRY
     assert "without a model call: exit code 127" in rollout.score.reason and "no-such-agent" in rollout.score.reason
+    config.harness.options = {"command": "true"}  # mended: the place is run again, and counts once
+    [group] = await gather(config)
+    assert [t.score.value for t in group.trajectories] == [0.0]
+    assert [r.status for r in stored(config).rollouts()] == [RolloutStatus.INTERRUPTED, RolloutStatus.FINISHED]
 
 
 def test_a_sandbox_s_unknown_option_is_named_with_the_known_ones(tmp_path: Path) -> None:

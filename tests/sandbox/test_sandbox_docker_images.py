@@ -17,6 +17,7 @@ from sandbox import base_image, certificates, docker_images, docker_toolbox
 from sandbox.base import SandboxError, SandboxSpec, ToolboxRecipe
 from sandbox.base_image import tag as base_tag
 from sandbox.docker_box import DockerProvider
+from sandbox.docker_engine import START, engine_errors, sentence
 from sandbox.docker_toolbox import BARE_PYTHON
 
 
@@ -209,6 +210,16 @@ def test_a_missing_engine_is_one_sentence_with_its_fix(monkeypatch: pytest.Monke
     assert check.fix
     with pytest.raises(SandboxError, match="there is no Docker engine at"):
         DockerProvider(tmp_path, "none")
+
+
+def test_an_engine_that_went_away_is_one_sentence_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/gone.sock")
+    client = docker.DockerClient(f"unix://{tmp_path}/gone.sock", version="1.41")
+    with pytest.raises(engine_errors()) as met:
+        client.api.create_container("x")
+    told = f"the Docker engine at {tmp_path}/gone.sock does not answer any more; to mend it: {START}"
+    assert sentence(met.value) == told
+    client.close()
 
 
 def test_an_engine_on_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
