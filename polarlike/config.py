@@ -36,6 +36,12 @@ class EngineConfig(Strict):
     log: bool = False
     """Write the engine's own evidence log (engine.jsonl in the run folder)."""
 
+    @property
+    def model_folder(self) -> Path | None:
+        """The model whose tokens are sampled: the embedded engine's, or the one given to a scripted engine."""
+        kind, _, argument = self.spec.partition(":")
+        return Path(argument) if kind == "embedded" else self.model
+
 
 class HarnessConfig(Strict):
     name: str = "mini-swe-agent"

@@ -99,10 +99,7 @@ def _line(kind: str, values: dict[str, Any]) -> str:
 
 
 def _model_folder(config: RunConfig) -> Path:
-    """The model that is trained: the embedded engine's, or the one that gives a scripted engine its tokens."""
-    kind, _, argument = config.engine.spec.partition(":")
-    if kind == "embedded":
-        return Path(argument)
-    if config.engine.model is None:
+    folder = config.engine.model_folder
+    if folder is None:
         raise UsageError("Training needs a model folder: use --engine embedded:MODEL_DIR.")
-    return config.engine.model
+    return folder

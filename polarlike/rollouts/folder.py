@@ -73,6 +73,7 @@ class RunFolder:
             "tasks": config.tasks,
             "harness": config.harness.name,
             "engine": config.engine.spec,
+            "weights of the model": _weights_digest(config.engine.model_folder),
             "sampling": config.sampling.model_dump(mode="json"),
             "seed": config.seed,
         }
@@ -80,7 +81,7 @@ class RunFolder:
         changed = [k for k in now if was and was.get(k) != now[k]]
         if changed:
             raise UsageError(
-                f"The run in {self.path} was made with another {changed[0]} ({was.get(changed[0])!r}); "
+                f"The run in {self.path} was made with other settings: {changed[0]} (was {was.get(changed[0])!r}); "
                 "use the same settings to resume it, or another --out."
             )
         if not was:
@@ -110,6 +111,22 @@ class RunFolder:
         if self._lock:
             self._lock.close()
             self._lock = None
+
+
+def _weights_digest(model: Path | None) -> str:
+    """Tells one model's weights from another's by the name, size, first and last megabyte of each file; empty without
+    a model. A whole hash of a large model would take longer than its first rollouts."""
+    if model is None:
+        return ""
+    h = hashlib.sha256()
+    for path in sorted(p for pattern in ("*.safetensors", "*.bin") for p in model.glob(pattern)):
+        size = path.stat().st_size
+        h.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as f:
+            h.update(f.read(2**20))
+            f.seek(max(0, size - 2**20))
+            h.update(f.read(2**20))
+    return h.hexdigest()[:16]
 
 
 def _versions() -> dict[str, str]:

@@ -96,13 +96,13 @@ def test_a_mended_command_takes_the_folder_of_the_one_that_failed(tasks: Path, t
     ]
     assert polar("collect", tasks, "--engine", "scripted:nowhere.py", *rest).returncode == 2
     got = polar("collect", tasks, "--engine", f"scripted:{policy}", *rest)
-    assert "made with another" not in got.stderr
+    assert "made with other settings" not in got.stderr
     # The task's verifier gives no verdict: nothing is scored, so the run failed, and the reason is on the screen.
     assert got.returncode == 1
     assert "No rollout was scored" in got.stderr
     assert "Of 1 rollouts 1 unscored, always because of: " in got.stdout
     again = polar("collect", tasks, "--engine", "scripted:other.py", *rest)
-    assert again.returncode == 2 and "made with another engine" in again.stderr
+    assert again.returncode == 2 and "made with other settings: engine" in again.stderr
 
 
 def test_a_model_without_a_chat_template_is_named(tiny_model: Path, tasks: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Whole rollouts in local boxes: run, record, verify, rebuild, resume."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,5 +158,20 @@ async def test_a_run_folder_belongs_to_one_process_and_one_run(task_file: Callab
     folder.close()
     await gather(config)
     config.seed = 7
-    with pytest.raises(UsageError, match="made with another seed"):
+    with pytest.raises(UsageError, match="made with other settings: seed"):
         RunFolder(config.out).open(config, "collect")
+
+
+async def test_a_run_is_not_resumed_with_other_weights(
+    task_file: Callable[..., Path], run_config: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    config = run_config(task_file(), RIGHT, samples=1, engine__model=model)
+    await gather(config)
+    weights = next(model.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(UsageError, match="weights of the model"):
+        await gather(config)
