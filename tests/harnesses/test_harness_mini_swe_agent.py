@@ -42,7 +42,7 @@ class Runner:
 
     async def __call__(self, timeout: float = 120.0, **more: Any) -> tuple[HarnessExit, RunResult]:
         harness = MiniSweAgent({})
-        launch = harness.launch(context(self.fake.base_url, self.toolbox, self.box.path("/root"), **more))
+        launch = harness.launch(context(self.fake.base_url, self.toolbox, self.box.path("/tmp/home"), **more))
         result = await self.box.run(launch.command, timeout=timeout, env=launch.env, stdin=launch.stdin)
         return harness.judge(result), result
 
@@ -85,7 +85,7 @@ async def test_four_turns_end_in_a_submission(agent: Runner, call_bash: Bash) ->
     observed = [json.loads(message["content"]) for message in last["messages"] if message["role"] == "tool"]
     assert observed[0]["output"].strip() == str(agent.box.workdir)
     assert observed[1] == {"returncode": 0, "output": "grüße\n"}
-    assert json.loads(await agent.box.read("/root/trajectory.json") or b"")["info"]["exit_status"] == "Submitted"
+    assert json.loads(await agent.box.read("/tmp/home/trajectory.json") or b"")["info"]["exit_status"] == "Submitted"
 
 
 @pytest.mark.harness
@@ -170,7 +170,7 @@ async def test_it_runs_in_a_box_without_a_network(
     await runner.setup()
     await web.SockSite(runner, await box.listen(8000)).start()
     await box.mark_start()
-    launch = harness.launch(context(f"http://{box.address(8000)}/s/one", toolbox.root, "/root"))
+    launch = harness.launch(context(f"http://{box.address(8000)}/s/one", toolbox.root, "/tmp/home"))
     result = await box.run(launch.command, timeout=120, env=launch.env)
     assert harness.judge(result) == HarnessExit(True, "submitted"), result.stderr
     assert (await box.patch()).summary()["added"] == ["new.txt"]
