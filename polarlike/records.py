@@ -135,10 +135,6 @@ class Call:
     finished: float = 0.0
     first_difference: dict[str, Any] | None = None  # where a new segment departs from the nearest earlier prompt
 
-    @property
-    def prompt_length_added(self) -> int:
-        return int(self.suffix_ids.size)
-
 
 # ---------------------------------------------------------------- trajectories
 
