@@ -99,6 +99,11 @@ class TrainConfig(Strict):
     """Rollouts a task in those evaluations."""
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0 is only before and after."""
+    rescore_max: float | None = Field(default=None, gt=0)
+    """Most that engine and trainer may differ on the logprob of any token of the sample that both score after weights
+    were published; unset: 1e-3 where engine.dtype is float32, else no limit."""
+    rescore_mean: float | None = Field(default=None, gt=0)
+    """The same for the mean over that sample; unset: 0.1 where engine.dtype is bfloat16, else no limit."""
     keep_checkpoints: int = Field(default=0, ge=0)
     """How many checkpoints to keep; 0 keeps all, so that every policy version can score its tokens again."""
 

@@ -5,12 +5,12 @@ name -> create(options: TrainerOptions) -> Trainer. This module imports no torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from polarlike.records import Group
+from polarlike.engines.base import PolicyWeights
+from polarlike.records import Group, Ids, Logprobs
 
 
 @dataclass(slots=True)
@@ -33,8 +33,13 @@ class Trainer(Protocol):
         (loss, grad_norm, reward_mean, kl_k3, clip_fraction, entropy, ...)."""
         ...
 
-    def weights(self) -> Mapping[str, Any]:
-        """The current policy's state dict by Hugging Face parameter name, for the engine."""
+    def weights(self) -> PolicyWeights:
+        """The current policy for the engine, which is done with it before the next step begins."""
+        ...
+
+    def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
+        """Logprobs of ids[start:] under the current policy, each given all before it, at that temperature (above 0), by
+        the forward that training uses. float32 [len(ids) - start]; start is at least 1. Blocking."""
         ...
 
     def save(self, folder: Path) -> None:

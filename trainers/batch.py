@@ -140,6 +140,24 @@ def _rows(trajectory: Trajectory, advantage: float, task_id: str, first_segment:
         index += 1
 
 
+def scoring_row(ids: Ids, start: int, temperature: float) -> Row:
+    """A row of its own whose targets are ids[start:], for scoring; 1 <= start < len(ids)."""
+    targets = ids[start:].astype(np.int64)
+    return Row(
+        ids=ids[:-1],
+        sources=np.arange(start - 1, ids.size - 1, dtype=np.int64),
+        targets=targets,
+        old_logprobs=np.zeros(targets.size, np.float32),
+        advantages=np.zeros(targets.size, np.float32),
+        temperature=temperature,
+        segment=0,
+        rollout=0,
+        task_id="",
+        role="",
+        oldest=0,
+    )
+
+
 def token_index(rows: Sequence[Row]) -> tuple[Index, Index]:
     """The segment and the rollout of each trainable token of the rows, in order; both int64 [N]."""
     counts = [row.targets.size for row in rows]

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polarlike.records import Group, PolarError, UsageError
+from polarlike.engines.base import PolicyWeights
+from polarlike.records import Group, Ids, Logprobs, PolarError, UsageError
 from trainers import checkpoints
 from trainers.advantages import ESTIMATORS, GroupKind, Rewards, group_kind
 from trainers.base import TrainerOptions
-from trainers.batch import MicroBatch, Row, micro_batches, rows_of, token_index
+from trainers.batch import MicroBatch, Row, micro_batches, rows_of, scoring_row, token_index
 from trainers.forward import prepare, recompute_layers, tensor, token_logprobs
 from trainers.losses import TokenSums, aggregation_weights, clipped_ratio, is_clipped, k3
 from trainers.metrics import Tally, reward_metrics
@@ -156,10 +157,20 @@ class Grpo:
 
     # ------------------------------------------------------------ weights and checkpoints
 
-    def weights(self) -> Mapping[str, Any]:
-        """The state dict. Its tensors are the live parameters: copy them before the next step begins."""
-        state: Mapping[str, Any] = self._model.state_dict()
-        return state
+    def weights(self) -> PolicyWeights:
+        """The tensors are the live parameters: copy them before the next step begins."""
+        return PolicyWeights(self._model.state_dict, self.save_model)
+
+    def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
+        """float32 [len(ids) - start], through the same packed forward as a step."""
+        row = scoring_row(ids, start, temperature)
+        share = self.settings.share_prefixes
+        weights = np.zeros(row.targets.size, np.float32)
+        [batch] = micro_batches([row], weights, self.settings.micro_batch_tokens, share_prefixes=share)
+        with torch.no_grad():
+            logprobs, _ = token_logprobs(self._model, batch, tree=share)
+        scores: Logprobs = logprobs.float().cpu().numpy()
+        return scores
 
     def save_model(self, folder: Path) -> None:
         """The policy as a Hugging Face folder in float32, with the tokenizer and chat template it started with."""

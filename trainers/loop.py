@@ -1,7 +1,8 @@
 """The training loop: collect groups, step, checkpoint, publish, again. Knows no advantage or loss; the trainer does.
 
 What holds: a checkpoint is written before its weights are published, so a killed run resumes at the step it was in,
-with the policy that sampled what is already there; rollouts of that step that are done are used, not repeated.
+with the policy that sampled what is already there; rollouts of that step that are done are used, not repeated. Nothing
+is sampled before engine and trainer were found to give the same tokens the same logprobs (see `rescore`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from polarlike.config import RunConfig
+from polarlike.engines.base import CannotScore
 from polarlike.records import Group, PolarError, Rollout, Task, UsageError
 from polarlike.rollouts.collect import Wanted, collect, ended_rollouts
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.rollout import Stage
 from polarlike.rollouts.stats import summarise, why_unscored
+from trainers import rescore
 from trainers.base import Trainer
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -45,6 +48,7 @@ class Loop:
         self.stage, self.trainer, self.folder = stage, trainer, folder
         self.tasks, self.eval_tasks, self.report, self.on_rollout = tasks, eval_tasks, report, on_rollout
         self.config: RunConfig = stage.config
+        self._scores = True  # until the engine says that it cannot
 
     async def run(self) -> None:
         first = await self._resume()
@@ -67,9 +71,10 @@ class Loop:
         checkpoint = self._checkpoint(step + 1)
         await asyncio.to_thread(self.trainer.save, checkpoint)
         self._drop_old(step + 1)
-        await self._publish()
+        proof = await self._publish(step + 1, groups)
         values: dict[str, Any] = {
             **metrics,
+            **proof,
             "step": step,
             "policy_version": self.trainer.policy_version,
             "rollouts": sum(len(g.trajectories) for g in groups),
@@ -138,16 +143,39 @@ class Loop:
         """The step to go on with: that of the newest checkpoint."""
         self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
         kept = self._steps_kept()
-        if not kept:
-            return 0
-        await asyncio.to_thread(self.trainer.load, self._checkpoint(kept[-1]))
-        await self._publish()
-        return kept[-1]
+        first = kept[-1] if kept else 0
+        if kept:
+            await asyncio.to_thread(self.trainer.load, self._checkpoint(first))
+        await self._publish(first, [])
+        return first
 
-    async def _publish(self) -> None:
+    async def _publish(self, step: int, groups: list[Group]) -> dict[str, float]:
+        """Hands the policy that step `step` samples with to the engine, and proves that it is served."""
         engine = self.stage.proxy.engine
+        start = time.perf_counter()
         if self.trainer.policy_version > engine.policy_version:
             await engine.publish(self.trainer.weights(), self.trainer.policy_version)
+        published = time.perf_counter()
+        proof = await self._prove(groups)
+        seconds = {"publish_s": round(published - start, 3), "rescore_s": round(time.perf_counter() - published, 3)}
+        self.folder.metric("publish", step=step, policy_version=self.trainer.policy_version, **proof, **seconds)
+        return proof
+
+    async def _prove(self, groups: list[Group]) -> dict[str, float]:
+        engine = self.stage.proxy.engine
+        if not self._scores or engine.template is None:
+            return {}
+        sample = rescore.recorded_sample(groups) or rescore.fixed_sample(engine.template)
+        try:
+            theirs = await engine.score(sample.ids, sample.start, 1.0)
+        except CannotScore as e:
+            self._scores = False
+            self.folder.metric("rescore", possible=False, reason=str(e))
+            return {}
+        ours = await asyncio.to_thread(self.trainer.score, sample.ids, sample.start, 1.0)
+        proof = rescore.compare(sample, ours, theirs)
+        rescore.check(proof, rescore.Limits.of(self.config), engine)
+        return proof
 
     def _drop_old(self, newest: int) -> None:
         keep = self.config.train.keep_checkpoints

@@ -7,7 +7,7 @@ scripted engine alone, whose policy is a function of it. Engines register in the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,10 @@ from polarlike.templates import ChatTemplate
 
 class EngineError(PolarError):
     """The engine failed or returned what cannot be trained on."""
+
+
+class CannotScore(EngineError):
+    """This kind of engine, or its setting, has no logprobs of given tokens; asking again will not help."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,20 @@ class EngineOptions:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True, frozen=True)
+class PolicyWeights:
+    """A policy as a trainer hands it to an engine, in whichever form the engine takes.
+
+    tensors: the full state dict (adapters merged in) by Hugging Face parameter name; the tensors may be the trainer's
+    live ones. save_model: writes a whole Hugging Face folder. save_adapter: writes a PEFT LoRA folder over the model
+    that the run started from; None where the policy is no LoRA. All three block.
+    """
+
+    tensors: Callable[[], Mapping[str, Any]]
+    save_model: Callable[[Path], None]
+    save_adapter: Callable[[Path], None] | None = None
+
+
 class Engine(Protocol):
     name: str
     model_name: str
@@ -89,10 +107,10 @@ class Engine(Protocol):
 
     async def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
         """Logprobs of ids[start:], each given all before it, at that temperature. float32 [len(ids) - start].
-        Raises EngineError where the engine cannot."""
+        Raises CannotScore where the engine has no such numbers."""
         ...
 
-    async def publish(self, weights: Mapping[str, Any], version: int) -> None:
-        """Replaces the weights (Hugging Face parameter names to tensors) and raises policy_version to `version`, which
-        must be higher. Tokens sampled after it carry the new version. Raises EngineError where the engine cannot."""
+    async def publish(self, weights: PolicyWeights, version: int) -> None:
+        """Replaces the weights and raises policy_version to `version`, which must be higher. Tokens sampled after it
+        carry the new version. Raises EngineError where the engine cannot."""
         ...

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from polarlike.engines.attention import NAME, packed_attention
-from polarlike.engines.base import Chunk, EngineError, EngineOptions, GenerateRequest
+from polarlike.engines.base import Chunk, EngineError, EngineOptions, GenerateRequest, PolicyWeights
 from polarlike.engines.batch import Batch, Sequence
 from polarlike.engines.log import EngineLog
 from polarlike.engines.sampling import History, Uniforms, check_sampling, derived_seed, needs_history
@@ -140,11 +140,11 @@ class EmbeddedEngine:
         scores: Logprobs = await asyncio.wrap_future(self._started().score(sequence))
         return scores
 
-    async def publish(self, weights: Mapping[str, Any], version: int) -> None:
+    async def publish(self, weights: PolicyWeights, version: int) -> None:
         def swap(batch: Batch) -> None:
             if version <= self.policy_version:
                 raise EngineError(f"Policy version {version} is not above the current one, {self.policy_version}.")
-            batch.load(weights, version)
+            batch.load(weights.tensors(), version)
             self.policy_version = version
 
         await asyncio.wrap_future(self._started().call(swap))

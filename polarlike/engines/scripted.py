@@ -19,14 +19,22 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polarlike.engines.base import Chunk, Conversation, EngineError, EngineOptions, GenerateRequest
+from polarlike.engines.base import (
+    CannotScore,
+    Chunk,
+    Conversation,
+    EngineError,
+    EngineOptions,
+    GenerateRequest,
+    PolicyWeights,
+)
 from polarlike.engines.log import EngineLog, LogEntry
 from polarlike.records import Ids, Logprobs, Message, UsageError, new_id, no_ids
 from polarlike.templates import ChatTemplate
@@ -75,10 +83,10 @@ class ScriptedEngine:
 
     async def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
         if not self._model:
-            raise EngineError("A scripted engine without a model cannot score; give its options a model folder.")
+            raise CannotScore("A scripted engine without a model cannot score; give its options a model folder.")
         return await self._model.score(ids, start, temperature)
 
-    async def publish(self, weights: Mapping[str, Any], version: int) -> None:
+    async def publish(self, weights: PolicyWeights, version: int) -> None:
         """New weights change the logprobs, not the replies: those are the script's."""
         if not self._model:
             raise EngineError("A scripted engine without a model has no weights; give its options a model folder.")

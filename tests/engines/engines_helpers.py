@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polarlike.engines.base import Engine, EngineOptions, GenerateRequest
+from polarlike.engines.base import Engine, EngineOptions, GenerateRequest, PolicyWeights
 from polarlike.engines.embedded import EmbeddedEngine, create
 from polarlike.records import Sampling
 
@@ -69,6 +69,15 @@ def plain_logprobs(model: Any, prompt: np.ndarray, reply: np.ndarray, temperatur
     logits = plain_logits(model, np.concatenate([prompt, reply])) / temperature
     logprobs = torch.log_softmax(logits, -1)[prompt.size - 1 : -1]
     return logprobs.gather(1, torch.from_numpy(reply.astype(np.int64))[:, None])[:, 0].numpy()
+
+
+def published(tensors: Any) -> PolicyWeights:
+    """A state dict as a trainer hands it over; the embedded engine asks for nothing else."""
+
+    def no_folder(folder: Path) -> None:
+        raise AssertionError(f"{folder} was not to be written")
+
+    return PolicyWeights(lambda: tensors, no_folder)
 
 
 def other_weights(model: Any, seed: int = 1) -> dict[str, torch.Tensor]:

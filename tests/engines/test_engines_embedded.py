@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engines_helpers import ask, other_weights, plain_logits, plain_logprobs, plain_model, running
+from engines_helpers import ask, other_weights, plain_logits, plain_logprobs, plain_model, published, running
 
 from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.embedded import create
@@ -96,7 +96,7 @@ async def test_new_weights_in_mid_reply_give_each_token_its_own_version(tiny: Pa
 
         tasks = [asyncio.create_task(reading(p)) for p in prompts]
         await started.wait()
-        await engine.publish(weights, 7)
+        await engine.publish(published(weights), 7)
         assert engine.policy_version == 7
         replies = await asyncio.gather(*tasks)
         after = await ask(engine, prompts[1], max_tokens=10)
@@ -116,10 +116,10 @@ async def test_a_version_that_is_not_higher_is_refused_and_changes_nothing(tiny:
     model, prompt = plain_model(tiny), random_ids(20)
     weights = other_weights(model)
     async with running(tiny) as engine:
-        await engine.publish(model.state_dict(), 3)
+        await engine.publish(published(model.state_dict()), 3)
         for version in (3, 2):
             with pytest.raises(EngineError, match=f"version {version} is not above the current one, 3"):
-                await engine.publish(weights, version)
+                await engine.publish(published(weights), version)
         reply = await ask(engine, prompt)
     assert (reply.versions == 3).all()
     np.testing.assert_allclose(reply.logprobs, plain_logprobs(model, prompt, reply.ids), **CLOSE)
@@ -138,7 +138,7 @@ async def test_weights_of_another_model_are_refused(tiny: Path, change: Callable
     change(weights)
     async with running(tiny) as engine:
         with pytest.raises(EngineError, match=message):
-            await engine.publish(weights, 1)
+            await engine.publish(published(weights), 1)
         assert engine.policy_version == 0
 
 
@@ -299,7 +299,7 @@ async def test_a_score_that_new_weights_interrupt_is_all_of_one_version(tiny: Pa
     async with running(tiny, prefill_chunk=20) as engine:
         scoring = asyncio.create_task(engine.score(ids, 1, 1.0))
         await asyncio.sleep(0.05)
-        await engine.publish(weights, 1)
+        await engine.publish(published(weights), 1)
         got = await scoring
     expected = [plain_logprobs(m, ids[:1], ids[1:]) for m in (old, new)]
     assert got.shape == (1499,)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines_helpers import other_weights, plain_logprobs, plain_model
+from engines_helpers import other_weights, plain_logprobs, plain_model, published
 
 from polarlike.engines.base import Chunk, Conversation, EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.log import read_log
@@ -75,7 +75,7 @@ async def test_with_a_model_the_tokens_and_logprobs_are_that_models(tiny: Path, 
     assert chunk.versions.tolist() == [0] * chunk.ids.size
 
     weights = other_weights(model)
-    await engine.publish(weights, 4)
+    await engine.publish(published(weights), 4)
     (chunk,) = await chunks_of(engine, asked)
     expected = plain_logprobs(plain_model(tiny, weights), asked.prompt_ids, chunk.ids, 0.6)
     np.testing.assert_allclose(chunk.logprobs, expected, atol=1e-4, rtol=0)

@@ -1,13 +1,12 @@
 """An engine for unit tests that says what it is told to, token by token, over a real template."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from polarlike.engines.base import Chunk, EngineError, GenerateRequest
+from polarlike.engines.base import CannotScore, Chunk, EngineError, GenerateRequest, PolicyWeights
 from polarlike.records import Ids, Logprobs, Message
 from polarlike.templates import ChatTemplate, load_template
 
@@ -35,11 +34,11 @@ class SayingEngine:
 
     async def close(self) -> None: ...
 
-    async def publish(self, weights: Mapping[str, Any], version: int) -> None:
+    async def publish(self, weights: PolicyWeights, version: int) -> None:
         self.policy_version = version
 
     async def score(self, ids: Ids, start: int, temperature: float) -> Logprobs:
-        raise EngineError("no scores")
+        raise CannotScore("no scores")
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)

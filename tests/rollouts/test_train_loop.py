@@ -11,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from polarlike.config import RunConfig, load_config
-from polarlike.records import Rollout
+from polarlike.engines.base import CannotScore, PolicyWeights
+from polarlike.engines.embedded import EmbeddedEngine
+from polarlike.records import PolarError, Rollout
 from polarlike.rollouts.evidence import audit
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.stage import open_stage
@@ -161,3 +163,45 @@ async def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(config: RunCon
     after = {r.slot: r.rollout_id for r in Store(RunFolder(config.out).store_url).rollouts() if r.score}
     assert {slot: after[slot] for slot in done} == done
     assert told[0][1]["policy_version"] == 2
+
+
+def published(folder: RunFolder) -> list[dict[str, Any]]:
+    return [m for m in folder.metrics() if m["kind"] == "publish"]
+
+
+@pytest.mark.slow
+async def test_each_version_is_proven_to_be_served_before_anything_is_sampled_from_it(config: RunConfig) -> None:
+    await run(config)
+    lines = published(RunFolder(config.out))
+    assert [(m["step"], m["policy_version"]) for m in lines] == [(0, 0), (1, 1), (2, 2)]
+    assert all(m["rescore_max"] < 1e-4 for m in lines)
+    # The lines after a step compare sampled tokens, and those the step moved by more than the limit of 1e-3.
+    assert all(m["rescore_tokens"] > 12 for m in lines[1:])
+    assert all(m["rescore_moved"] > 2e-3 for m in lines[1:])
+
+
+@pytest.mark.slow
+async def test_an_engine_that_keeps_old_weights_stops_the_run(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pretend(self: EmbeddedEngine, weights: PolicyWeights, version: int) -> None:
+        self.policy_version = version
+
+    monkeypatch.setattr(EmbeddedEngine, "publish", pretend)
+    with pytest.raises(PolarError, match="does not serve what the trainer holds at policy version 1"):
+        await run(config)
+    # The checkpoint was written first: the same command goes on from it.
+    assert (RunFolder(config.out).checkpoints / "step-0001").is_dir()
+
+
+@pytest.mark.slow
+async def test_an_engine_that_cannot_score_says_so_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cannot(self: EmbeddedEngine, *_: Any) -> None:
+        raise CannotScore("this server gives no logprobs of a prompt")
+
+    monkeypatch.setattr(EmbeddedEngine, "score", cannot)
+    await run(config)
+    folder = RunFolder(config.out)
+    said = [m for m in folder.metrics() if m["kind"] == "rescore"]
+    assert [(m["possible"], m["reason"]) for m in said] == [(False, "this server gives no logprobs of a prompt")]
+    assert not any("rescore_max" in m for m in published(folder))

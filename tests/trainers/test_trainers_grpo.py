@@ -28,7 +28,7 @@ def make(tiny_model: Path, tmp_path: Path) -> Make:
 
 
 def copy_of(trainer: Grpo) -> dict[str, torch.Tensor]:
-    return {name: w.clone() for name, w in trainer.weights().items()}
+    return {name: w.clone() for name, w in trainer.weights().tensors().items()}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -38,7 +38,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def logprobs_under(trainer: Grpo, tiny_model: Path, ids: list[int], temperature: float = 1.0) -> list[float]:
     """Logprob of each token but the first by a plain model with the trainer's weights: what an engine would record."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.load_state_dict(trainer.weights())
+    model.load_state_dict(trainer.weights().tensors())
     with torch.no_grad():
         logs = torch.log_softmax(model(torch.tensor([ids])).logits[0] / temperature, -1)
     return [float(logs[i - 1, ids[i]]) for i in range(1, len(ids))]
@@ -96,7 +96,7 @@ def test_the_first_update_follows_the_policy_gradient_worked_out_with_a_plain_mo
         g = p.grad * min(1.0, 0.5 / float(norm))
         wanted = start[name] - 1e-3 * g / (g.abs() + 1e-8)
         clear = g.abs() > 1e-5  # where rounding cannot turn a sign
-        torch.testing.assert_close(trainer.weights()[name][clear], wanted[clear], rtol=0, atol=2e-6, msg=name)
+        torch.testing.assert_close(trainer.weights().tensors()[name][clear], wanted[clear], rtol=0, atol=2e-6, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_version_and_optimizer_untouche
     trainer.step([toy()])
     control.step([toy(0.0, 0.0)])  # nothing happened to it either
     control.step([toy()])
-    assert all(torch.isfinite(w).all() for w in trainer.weights().values())
+    assert all(torch.isfinite(w).all() for w in trainer.weights().tensors().values())
 
 
 def test_one_poisoned_minibatch_is_skipped_and_the_others_train(make: Make) -> None:
@@ -347,7 +347,7 @@ def test_settings_of_the_resuming_run_win_over_those_of_the_checkpoint(make: Mak
     resumed.load(tmp_path / "ck")
     before = copy_of(resumed)
     resumed.step([toy()])
-    after = resumed.weights()
+    after = resumed.weights().tensors()
     assert max(float((after[name] - before[name]).abs().max()) for name in before) < 1e-7
 
 
@@ -389,7 +389,7 @@ def test_a_saved_model_is_a_folder_that_serves_as_the_first_one_did(
 
 def test_weights_carry_the_names_of_the_model_folder(make: Make, tiny_model: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    assert list(make().weights()) == list(model.state_dict())
+    assert list(make().weights().tensors()) == list(model.state_dict())
 
 
 def test_a_folder_that_is_no_model_is_a_usage_error(tmp_path: Path) -> None:
@@ -400,3 +400,16 @@ def test_a_folder_that_is_no_model_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_a_usage_error(make: Make) -> None:
     with pytest.raises(UsageError, match="cannot use device cuda:99"):
         make(device="cuda:99")
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_trainer_scores_tokens_as_a_plain_model_with_its_weights_does(
+    make: Make, tiny_model: Path, share: bool, temperature: float
+) -> None:
+    trainer = make(share_prefixes=share)
+    trainer.step([toy()])
+    ids = [*PROMPT, *GOOD, 5, 6, 7]
+    got = trainer.score(np.array(ids, np.int32), 3, temperature)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, logprobs_under(trainer, tiny_model, ids, temperature)[2:], atol=1e-5)
