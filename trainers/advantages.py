@@ -1,19 +1,22 @@
-"""Advantage estimators: pure functions from the rewards of one group to one advantage a rollout. Knows numpy alone.
+"""Advantage estimators: pure functions over arrays of rewards. Knows numpy alone; `credit` brings them to tokens.
 
-What holds: a rollout counts once in its group's statistics, however many segments it was cut into and whether or not
-any of its tokens is trainable; nothing is padded before statistics are taken. A group that cannot teach (one rollout,
-or equal rewards) gets advantage 0 from every estimator, and `group_kind` says which it was so that it can be counted.
+What holds: nothing is padded before statistics are taken. For the estimators over groups a rollout counts once,
+however many segments it was cut into and whether or not any of its tokens is trainable; `per_agent` is told what
+counts. A group that cannot teach (one rollout, or equal rewards) gets advantage 0, save where `per_agent` is asked for
+the raw reward of a singleton, and `group_kind` says which it was so that it can be counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Rewards = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 STD_EPS = 1e-4
 """Added to the standard deviation, so that a nearly equal group does not blow up."""
@@ -80,4 +83,38 @@ def rloo(rewards: Rewards) -> Rewards:
 
 
 ESTIMATORS: dict[str, Callable[[Rewards], Rewards]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
-"""Estimators by the name used in the config."""
+"""Estimators over the rewards of one group, by the name used in the config."""
+
+Singleton = Literal["zero", "raw"]
+
+
+def per_agent(rewards: Rewards, counts: Counts, *, singleton: Singleton = "zero", eps: float = STD_EPS) -> Rewards:
+    """(R - mean) / (std + eps) over what one role did in one group, the unbiased std; float64 [n] to float64 [n].
+
+    One entry a rollout in which the role spoke. counts: int64 [n], how often that rollout's reward enters the
+    statistics: 1 throughout, or its number of calls or of tokens. If all that counts is one, the advantage is 0, or
+    with singleton "raw" the reward as it is.
+
+    Source: Dr. MAS, statistics per agent. Its published code counts every call, takes a singleton's raw reward and an
+    eps of 1e-6 (and, unlike this function, counts the copies a batch was padded with).
+    """
+    if counts.sum() == 1 and singleton == "raw":
+        return np.where(counts > 0, rewards, 0.0)
+    seen = rewards[counts > 0]
+    if seen.size == 0 or group_kind(seen) is not GroupKind.VARIED:
+        return np.zeros_like(rewards)
+    mean = np.average(rewards, weights=counts)
+    variance = np.sum(counts * (rewards - mean) ** 2) / (counts.sum() - 1)
+    advantages: Rewards = (rewards - mean) / (np.sqrt(variance) + eps)
+    return advantages
+
+
+def standardise(values: Rewards, eps: float = STD_EPS) -> Rewards:
+    """(A - mean) / (std + eps) over tokens, the unbiased std; float64 [n] to float64 [n]. Equal values give 0.
+
+    Source: AgentRL (arXiv 2510.04206), which does so for the token-level advantages of each task of a batch.
+    """
+    if values.size < 2 or np.ptp(values) == 0:
+        return np.zeros_like(values)
+    scaled: Rewards = (values - values.mean()) / (values.std(ddof=1) + eps)
+    return scaled

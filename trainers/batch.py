@@ -1,4 +1,4 @@
-"""From scored groups to batches that one forward can take. Knows numpy and records; no torch, no model.
+"""From rows to batches that one forward can take. Knows numpy and rows; no torch, no model.
 
 A rollout's segments, and the rollouts of one harness, share long prefixes. Here every shared token is laid out once:
 the rows of a batch are sorted by their ids, each row keeps only the tokens in which it leaves the row before it, and
@@ -15,39 +15,15 @@ What holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from polarlike.records import Group, Ids, Logprobs, PolarError, Trajectory
+from polarlike.records import Ids, Logprobs
+from trainers.rows import Index, Row
 
-Index = npt.NDArray[np.int64]
 Slice = tuple[int, int]
-
-
-@dataclass(slots=True)
-class Row:
-    """One segment with something to learn.
-
-    ids: int32 [T], cut before its last trainable token (nothing is conditioned on that one). sources: int64 [n], where
-    in ids the token before each trainable token stands. targets: int64 [n], the trainable tokens. old_logprobs,
-    advantages: float32 [n]. segment and rollout: indices unique in the step. oldest: the lowest policy version of its
-    tokens.
-    """
-
-    ids: Ids
-    sources: Index
-    targets: Index
-    old_logprobs: Logprobs
-    advantages: Logprobs
-    temperature: float
-    segment: int
-    rollout: int
-    task_id: str
-    role: str
-    oldest: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,83 +62,6 @@ class MicroBatch:
     @property
     def packed_tokens(self) -> int:
         return int(self.ids.size)
-
-
-def rows_of(groups: Sequence[Group], advantages: Sequence[npt.NDArray[np.float64]]) -> list[list[list[Row]]]:
-    """Rows by group, then by rollout, in order and without rollouts that have none; advantages[g][i] belongs to
-    groups[g].trajectories[i].
-
-    Raises PolarError on a trainable token that cannot be trained on: a first token (it has no context), a logprob that
-    is not finite, a segment sampled at temperature 0.
-    """
-    by_group: list[list[list[Row]]] = []
-    segments = rollouts = 0
-    for group, values in zip(groups, advantages, strict=True):
-        by_group.append([])
-        for trajectory, value in zip(group.trajectories, values, strict=True):
-            rows = list(_rows(trajectory, float(value), group.task_id, segments, rollouts))
-            segments += len(rows)
-            rollouts += bool(rows)
-            if rows:
-                by_group[-1].append(rows)
-    return by_group
-
-
-def _rows(trajectory: Trajectory, advantage: float, task_id: str, first_segment: int, rollout: int) -> Iterator[Row]:
-    index = first_segment
-    for segment in trajectory.segments:
-        where = np.flatnonzero(segment.loss_mask)
-        if where.size == 0:
-            continue
-        old = segment.logprobs[where].astype(np.float32)
-        name = f"Segment {segment.segment_id} of rollout {trajectory.rollout_id}"
-        if where[0] == 0:
-            raise PolarError(
-                f"{name} has a trainable first token, which has no context; rebuild the run's trajectories."
-            )
-        if not np.isfinite(old).all():
-            raise PolarError(f"{name} has a trainable token without a finite logprob; leave it out of training.")
-        if segment.temperature <= 0:
-            raise PolarError(f"{name} was sampled at temperature 0, where no gradient exists; sample above 0 to train.")
-        yield Row(
-            ids=segment.ids[: where[-1]],
-            sources=where - 1,
-            targets=segment.ids[where].astype(np.int64),
-            old_logprobs=old,
-            advantages=np.full(where.size, advantage, np.float32),
-            temperature=segment.temperature,
-            segment=index,
-            rollout=rollout,
-            task_id=task_id,
-            role=segment.role,
-            oldest=int(segment.versions[where].min()),
-        )
-        index += 1
-
-
-def scoring_row(ids: Ids, start: int, temperature: float) -> Row:
-    """A row of its own whose targets are ids[start:], for scoring; 1 <= start < len(ids)."""
-    targets = ids[start:].astype(np.int64)
-    return Row(
-        ids=ids[:-1],
-        sources=np.arange(start - 1, ids.size - 1, dtype=np.int64),
-        targets=targets,
-        old_logprobs=np.zeros(targets.size, np.float32),
-        advantages=np.zeros(targets.size, np.float32),
-        temperature=temperature,
-        segment=0,
-        rollout=0,
-        task_id="",
-        role="",
-        oldest=0,
-    )
-
-
-def token_index(rows: Sequence[Row]) -> tuple[Index, Index]:
-    """The segment and the rollout of each trainable token of the rows, in order; both int64 [N]."""
-    counts = [row.targets.size for row in rows]
-    segment = np.repeat(np.array([row.segment for row in rows], np.int64), counts)
-    return segment, np.repeat(np.array([row.rollout for row in rows], np.int64), counts)
 
 
 def micro_batches(

@@ -29,13 +29,15 @@ from torch import Tensor
 from polarlike.engines.base import PolicyWeights
 from polarlike.records import Group, Ids, Logprobs, PolarError, UsageError
 from trainers import checkpoints
-from trainers.advantages import ESTIMATORS, GroupKind, Rewards, group_kind
 from trainers.base import TrainerOptions
-from trainers.batch import MicroBatch, Row, micro_batches, rows_of, scoring_row, token_index
+from trainers.batch import MicroBatch, micro_batches
+from trainers.credit import rows_with_advantages
 from trainers.forward import prepare, recompute_layers, tensor, token_logprobs
+from trainers.honours import parse
 from trainers.losses import TokenSums, aggregation_weights, clipped_ratio, is_clipped, k3
 from trainers.metrics import Tally, reward_metrics
-from trainers.settings import parse_settings
+from trainers.rows import Row, scoring_row, token_index
+from trainers.settings import GrpoSettings
 
 TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
@@ -49,25 +51,11 @@ def create(options: TrainerOptions) -> Grpo:
     return Grpo(options)
 
 
-def group_rewards(group: Group) -> Rewards:
-    """float64 [n], one a rollout. Raises PolarError on a rollout that is unscored or whose value is not finite."""
-    values = []
-    for trajectory in group.trajectories:
-        value = trajectory.score.value if trajectory.score is not None else None
-        if value is None or not math.isfinite(value):
-            raise PolarError(
-                f"Rollout {trajectory.rollout_id} of group {group.group_id} has no score; "
-                "unscored rollouts must be left out of the groups that are trained on."
-            )
-        values.append(value)
-    return np.array(values, np.float64)
-
-
 class Grpo:
     """See the module; `settings.GrpoSettings` says what can be set. Parameters and optimizer state are float32."""
 
     def __init__(self, options: TrainerOptions) -> None:
-        self.settings = parse_settings(options.settings)
+        self.settings = parse("grpo", GrpoSettings, options.settings)
         self.policy_version = 0
         self._start = options.model
         self._device = _device(self.settings.device)
@@ -92,19 +80,15 @@ class Grpo:
     def step(self, groups: list[Group]) -> dict[str, float]:
         """Trains on the groups whose rewards differ; the keys are explained in `metrics`."""
         started = time.monotonic()
-        rewards = [group_rewards(group) for group in groups]
-        kinds = [group_kind(r) if r.size else GroupKind.SINGLE for r in rewards]
-        varied = [i for i, kind in enumerate(kinds) if kind is GroupKind.VARIED]
-        estimate = ESTIMATORS[self.settings.advantage]
-        rollouts = rows_of([groups[i] for i in varied], [estimate(rewards[i]) for i in varied])
-        tally = Tally(self.policy_version, rollouts)
+        credit = rows_with_advantages(groups, self.settings)
+        tally = Tally(self.policy_version, credit.rows)
         for _ in range(self.settings.epochs):
-            for rows in self._minibatches(rollouts):
+            for rows in self._minibatches(credit.rows):
                 self._optimize(rows, tally)
         if tally.optimizer_steps:
             self.policy_version += 1
         return {
-            **reward_metrics(groups, rewards, kinds),
+            **reward_metrics(groups, credit),
             **tally.metrics(),
             "policy_version": float(self.policy_version),
             "seconds": time.monotonic() - started,

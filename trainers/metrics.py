@@ -4,7 +4,9 @@ All values are floats under flat keys:
 - groups, rollouts; groups_unusable (no rollout with a trainable token), rollouts_untrainable; reward_mean, reward_std
   (over all rollouts, zero-variance groups too).
 - zero_variance, and as disjoint parts of it zero_variance_single, _all_fail, _all_pass, _all_equal: shares of groups.
-- advantage_mean, advantage_std, advantage_max_abs over the rollouts that train, each counted once.
+- idle/ROLE/KIND: rollouts in which the role has something to train, but no lesson to learn from it, since the rewards
+  that its advantage compares are of that kind (single, all_fail, all_pass, all_equal).
+- advantage_mean, advantage_std, advantage_max_abs over the trainable tokens that are left.
 - loss, grad_norm (before clipping): means over the optimizer steps. optimizer_steps, skipped_nonfinite; stepped is 1 if
   weights changed, else 0 (and loss and grad_norm are 0).
 - kl_k3: mismatch of trainer and engine, measured before this step changed weights (on its first minibatch); on stale
@@ -24,17 +26,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from polarlike.records import Group
-from trainers.advantages import GroupKind, Rewards
-from trainers.batch import MicroBatch, Row
+from trainers.advantages import GroupKind
+from trainers.batch import MicroBatch
+from trainers.credit import Credit
 from trainers.losses import TokenSums
+from trainers.rows import Row
 
 
-def reward_metrics(groups: Sequence[Group], rewards: Sequence[Rewards], kinds: Sequence[GroupKind]) -> dict[str, float]:
+def reward_metrics(groups: Sequence[Group], credit: Credit) -> dict[str, float]:
     """Of the groups as they were given. A group without rollouts counts as unusable and as single."""
-    values = np.concatenate([*rewards, np.zeros(0)])
+    values = np.concatenate([*credit.rewards, np.zeros(0)])
     trainable = [[sum(s.trainable for s in t.segments) for t in group.trajectories] for group in groups]
     n = max(len(groups), 1)
-    shares = {f"zero_variance_{k}": kinds.count(k) / n for k in GroupKind if k is not GroupKind.VARIED}
+    shares = {f"zero_variance_{k}": credit.kinds.count(k) / n for k in GroupKind if k is not GroupKind.VARIED}
     return {
         "groups": float(len(groups)),
         "rollouts": float(values.size),
@@ -44,11 +48,12 @@ def reward_metrics(groups: Sequence[Group], rewards: Sequence[Rewards], kinds: S
         "reward_std": float(values.std(ddof=1)) if values.size > 1 else 0.0,
         "zero_variance": sum(shares.values()),
         **shares,
+        **{f"idle/{role}/{kind}": float(count) for (role, kind), count in sorted(credit.idle.items())},
     }
 
 
 class Tally:
-    """Collects what one step did; rollouts as `batch.rows_of` gives them."""
+    """Collects what one step did; rollouts as `credit` gives them."""
 
     def __init__(self, policy_version: int, rollouts: Sequence[Sequence[Sequence[Row]]]) -> None:
         self.optimizer_steps = 0
@@ -62,8 +67,9 @@ class Tally:
         self._tasks: defaultdict[str, float] = defaultdict(float)
         training = [rows for group in rollouts for rows in group]
         self._staleness = [float(policy_version - min(row.oldest for row in rows)) for rows in training]
-        self._advantages = np.array([float(rows[0].advantages[0]) for rows in training])
-        self._trainable = sum(row.targets.size for rows in training for row in rows)
+        self._advantages = np.concatenate(
+            [row.advantages.astype(np.float64) for rows in training for row in rows] or [np.zeros(0)]
+        )
 
     def add_batch(self, batch: MicroBatch) -> None:
         self._packed += batch.packed_tokens
@@ -102,7 +108,7 @@ class Tally:
             "ratio_max": means["ratio_max"],
             "staleness_max": max(self._staleness, default=0.0),
             "staleness_mean": _mean(self._staleness),
-            "trainable_tokens": float(self._trainable),
+            "trainable_tokens": float(self._advantages.size),
             "packed_tokens": float(self._packed),
             "unpacked_tokens": float(self._unpacked),
             **{f"mass/{role}": mass / whole for role, mass in sorted(self._roles.items())},

@@ -1,25 +1,47 @@
-"""The GRPO trainer's table of the config, checked. Knows pydantic; no torch.
+"""The trainers' tables of the config: how advantages are made, and the options of our own trainer. Knows pydantic; no
+torch, no other trainer.
 
 Text that spells a number is taken as one, since YAML 1.1 reads `2e-4` as text; an unknown key never passes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from polarlike.records import UsageError
-from polarlike.strict import explain
+from pydantic import BaseModel, ConfigDict, Field
 
 
-class GrpoSettings(BaseModel):
-    """What `polar train` passes as the trainer's settings; the sentence under a field is its help text."""
+class Table(BaseModel):
+    """The sentence under a field is its help text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How a rollout's reward is compared with those of its group."""
+
+class PerAgentSettings(Table):
+    """Of `advantage: per_agent`. The published form is {unit: call, singleton: raw, eps: 1e-6}."""
+
+    unit: Literal["trajectory", "call", "token"] = "trajectory"
+    """What counts once in a role's statistics: a rollout in which it spoke, each of its calls, or each token."""
+    singleton: Literal["zero", "raw"] = "zero"
+    """The advantage where only one unit counts: 0, or its reward as it is."""
+    eps: float = Field(default=1e-4, gt=0)
+    """Added to the standard deviation."""
+
+
+class CreditSettings(Table):
+    """From scores to advantages: the options of every trainer that takes its rows from `credit`."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo", "per_agent"] = "grpo"
+    """How a rollout's reward is compared with those of its group; per_agent compares within each role of it."""
+    per_agent: PerAgentSettings = PerAgentSettings()
+    """How `advantage: per_agent` counts."""
+    standardise_per_task: bool = False
+    """Then bring the advantages of each task's tokens in the step to mean 0 and standard deviation 1."""
+
+
+class GrpoSettings(CreditSettings):
+    """What `polar train` passes to our own trainer."""
+
     aggregation: Literal["token", "segment", "rollout", "constant"] | None = None
     """What weighs the same in the loss; unset: `constant` with dr_grpo, else `token`."""
     constant_tokens: float = Field(16384.0, gt=0)
@@ -54,9 +76,8 @@ class GrpoSettings(BaseModel):
         return self.aggregation or ("constant" if self.advantage == "dr_grpo" else "token")
 
 
-def parse_settings(settings: dict[str, Any]) -> GrpoSettings:
-    """Raises UsageError with one sentence on the first thing that is wrong."""
-    try:
-        return GrpoSettings.model_validate(settings)
-    except ValidationError as error:
-        raise UsageError(f"The trainer's settings: {explain(error, GrpoSettings, 'setting')}") from None
+WITHOUT_EFFECT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "per_agent": ("advantage", ("per_agent",)),
+    "constant_tokens": ("effective_aggregation", ("constant",)),
+}
+"""An option, and the other option with the values under which alone it does something."""

@@ -2,19 +2,17 @@
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainers_builders import group, segment, trajectory
 
-from polarlike.records import PolarError
-from trainers.batch import MicroBatch, Row, micro_batches, rows_of, token_index
+from trainers.batch import MicroBatch, micro_batches
+from trainers.rows import Row, rows_of, token_index
 
 
 def rows_from(streams: list[tuple[list[int], list[int]]]) -> list[Row]:
     """One rollout a stream; a stream is ids and trainable positions."""
-    rollouts = [trajectory([segment(ids, where)], float(i)) for i, (ids, where) in enumerate(streams)]
-    [by_rollout] = rows_of([group(rollouts)], [np.arange(len(streams), dtype=np.float64)])
+    [by_rollout] = rows_of([group([trajectory([segment(ids, where)], 0.0) for ids, where in streams])])
     return [row for rows in by_rollout for row in rows]
 
 
@@ -97,7 +95,7 @@ def test_a_prompt_longer_than_a_micro_batch_is_still_shared() -> None:
 
 def test_tokens_sampled_from_one_place_share_its_logits_unless_temperatures_differ() -> None:
     streams = [segment([5, 6, 7], [2]), segment([5, 6, 8], [2]), segment([5, 6, 9], [2], temperature=0.5)]
-    [by_rollout] = rows_of([group([trajectory([s], 0.0) for s in streams])], [np.zeros(3)])
+    [by_rollout] = rows_of([group([trajectory([s], 0.0) for s in streams])])
     [batch] = micro_batches([row for rows in by_rollout for row in rows], np.ones(3, np.float32), 100)
     assert batch.ids.tolist() == [5, 6]
     assert batch.sources.tolist() == [1, 1]
@@ -114,26 +112,3 @@ def test_without_sharing_every_row_is_alone() -> None:
 def test_tokens_behind_the_last_trainable_one_are_not_laid_out() -> None:
     [row] = rows_from([([1, 2, 3, 4, 5, 6], [2])])
     assert row.ids.tolist() == [1, 2]
-
-
-def test_rollouts_and_segments_without_trainable_tokens_give_no_rows_and_keep_indices_dense() -> None:
-    empty, full = segment([1, 2, 3], []), segment([1, 2, 3], [1, 2])
-    rollouts = [trajectory([empty], 0.0), trajectory([full, empty, full], 1.0), trajectory([full], 0.0)]
-    [by_rollout] = rows_of([group(rollouts)], [np.array([9.0, 2.0, -2.0])])
-    assert [[(r.rollout, r.segment) for r in rows] for rows in by_rollout] == [[(0, 0), (0, 1)], [(1, 2)]]
-    assert by_rollout[0][0].advantages.tolist() == [2.0, 2.0]
-    assert by_rollout[1][0].advantages.tolist() == [-2.0, -2.0]
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (segment([1, 2], [0]), "no context"),
-        (segment([1, 2], [1], logprobs=float("nan")), "finite logprob"),
-        (segment([1, 2], [1], logprobs=float("-inf")), "finite logprob"),
-        (segment([1, 2], [1], temperature=0.0), "temperature 0"),
-    ],
-)
-def test_a_token_that_cannot_be_trained_on_is_an_error_that_names_its_rollout(bad: object, message: str) -> None:
-    with pytest.raises(PolarError, match=f"rollout r7.*{message}"):
-        rows_of([group([trajectory([bad], 1.0, name="r7")])], [np.ones(1)])  # type: ignore[list-item]

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3Co
 
 from polarlike.records import Segment, UsageError
 from trainers import forward, tree_attention
-from trainers.batch import Row, micro_batches, rows_of
+from trainers.batch import micro_batches
 from trainers.forward import prepare, recompute_layers, token_logprobs
+from trainers.rows import Row, rows_of
 
 
 def load(folder: Path) -> Any:
@@ -42,7 +43,7 @@ def tree_of_segments(prompt: int, seed: int = 0) -> list[Segment]:
 
 
 def rows(segments: list[Segment]) -> list[Row]:
-    [by_rollout] = rows_of([group([trajectory([s], 0.0) for s in segments])], [np.zeros(len(segments))])
+    [by_rollout] = rows_of([group([trajectory([s], 0.0) for s in segments])])
     return [row for rollout in by_rollout for row in rollout]
 
 

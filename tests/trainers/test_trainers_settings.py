@@ -1,9 +1,16 @@
 """The trainer's table of the config."""
 
+from typing import Any
+
 import pytest
 
 from polarlike.records import UsageError
-from trainers.settings import GrpoSettings, parse_settings
+from trainers.honours import parse
+from trainers.settings import GrpoSettings
+
+
+def parse_settings(table: dict[str, Any]) -> GrpoSettings:
+    return parse("grpo", GrpoSettings, table)
 
 
 def test_an_unknown_key_is_a_usage_error_with_its_nearest_name() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polarlike.records import Cause, Group, Score, Segment, Trajectory
+from polarlike.records import Cause, Group, Score, Segment, Span, Trajectory
 
 
 def segment(
@@ -18,14 +18,16 @@ def segment(
     version: int = 0,
     name: str = "s",
     role: str = "main",
+    calls: Sequence[tuple[int, int]] = (),
 ) -> Segment:
-    """trainable: positions in ids; logprobs: one value for all of them, or one each."""
+    """trainable: positions in ids; logprobs: one value for all of them, or one each; calls: where each call's lie."""
     mask = np.zeros(len(ids), np.bool_)
     mask[list(trainable)] = True
     recorded = np.zeros(len(ids), np.float32)
     recorded[list(trainable)] = logprobs
     versions = np.where(mask, version, -1).astype(np.int32)
-    return Segment(name, role, Cause.FIRST, np.array(ids, np.int32), mask, recorded, versions, temperature, [])
+    spans = [Span(f"call_{i}", start, end) for i, (start, end) in enumerate(calls)]
+    return Segment(name, role, Cause.FIRST, np.array(ids, np.int32), mask, recorded, versions, temperature, spans)
 
 
 def trajectory(segments: Sequence[Segment], reward: float | None, *, name: str = "r", task: str = "t") -> Trajectory:
