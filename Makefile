@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[train,docker,dev]" --config-settings editable_mode=compat
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[train,docker,postgres,dev]" --config-settings editable_mode=compat
 	touch $@
 
 # The whole loop through a real agent: collect with the scripted teacher, two training steps, evaluation.

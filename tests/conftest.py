@@ -1,14 +1,16 @@
 """Shared by all rooms: one tiny random model folder a session, and the deselection of what this machine cannot run.
 
-A test that needs a Docker engine or root is marked so. Where the machine lacks it, such tests are deselected, named and
-counted at the end; with POLAR_TEST_ALL=1 (CI) a lack is an error instead.
+A test that needs a Docker engine, root or PostgreSQL is marked so. Where the machine lacks it, such tests are
+deselected, named and counted at the end; with POLAR_TEST_ALL=1 (CI) a lack is an error instead.
 """
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer, programs
 
 from polarlike.engines.tiny import build_tiny_model
 
@@ -23,6 +25,7 @@ def _docker_works() -> bool:
 NEEDS = {
     "docker": ("a running Docker engine", _docker_works),
     "root": ("root", lambda: os.geteuid() == 0),
+    "postgres": ("PostgreSQL's programs (apt install postgresql)", lambda: programs() is not None),
 }
 _deselected: dict[str, list[str]] = {}
 
@@ -57,3 +60,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     build_tiny_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this session's own; the test needs the marker postgres."""
+    with PostgresServer() as server:
+        yield server

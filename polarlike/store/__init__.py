@@ -4,7 +4,7 @@ What holds: an awaited write that returned is on disk, through kill -9 and loss 
 new messages, never with history times turns; a message that a thousand sessions share is stored once.
 """
 
-from polarlike.store.database import StoreError
+from polarlike.store.errors import NoRun, StoreError
 from polarlike.store.store import SessionRecord, Store
 
-__all__ = ["SessionRecord", "Store", "StoreError"]
+__all__ = ["NoRun", "SessionRecord", "Store", "StoreError"]

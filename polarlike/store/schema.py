@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import sqlalchemy as sa
-from sqlalchemy import Column, Connection, Float, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import Column, Connection, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
 from polarlike.records import UsageError
 
@@ -60,8 +60,8 @@ rollouts = Table(
     "rollouts",
     metadata,
     Column("rollout_id", String(64), primary_key=True),
-    Column("task_id", String(255), nullable=False),
-    Column("group_id", String(255), nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
     Column("sample", Integer, nullable=False),
     Column("status", String(16), nullable=False),
     Column("started", Float, nullable=False),
@@ -88,7 +88,8 @@ MIGRATIONS: list[Callable[[Connection], None]] = [_create_all]
 
 def version_of(connection: Connection) -> int:
     """0 for an empty database."""
-    if not sa.inspect(connection).has_table(schema_version.name):
+    names = connection.get_execution_options().get("schema_translate_map") or {}
+    if not sa.inspect(connection).has_table(schema_version.name, schema=names.get(None)):
         return 0
     return int(connection.execute(sa.select(schema_version.c.version)).scalar_one())
 

@@ -19,7 +19,9 @@ from zstandard import ZstdError
 from polarlike.records import Call, Delivery, Rollout, RolloutStatus
 from polarlike.store import rows, schema
 from polarlike.store.codec import decompress
-from polarlike.store.database import StoreError, insert_or_replace, open_database, sentence
+from polarlike.store.database import insert_or_replace, open_database
+from polarlike.store.errors import StoreError, sentence
+from polarlike.store.url import parse, public
 from polarlike.store.writer import Write, Writer
 
 T = TypeVar("T")
@@ -40,13 +42,15 @@ class SessionRecord:
 class Store:
     """Durable calls, sessions, rollouts and run facts.
 
-    url: sqlite:///FILE (its folder must exist) or a PostgreSQL URL. Raises UsageError for a URL or a schema that cannot
-    be used and StoreError where the database cannot be opened.
+    url: sqlite:///FILE (its folder must exist), or postgresql://USER@HOST/DATABASE?schema=NAME, where each run has a
+    schema of its own. read_only: nothing is made or written, and a disk that cannot be written will do. Raises
+    UsageError for a URL or a schema that cannot be used, NoRun where there is nothing to read, and StoreError where the
+    database cannot be opened.
     """
 
-    def __init__(self, url: str):
-        self._engine = open_database(url)
-        self._where = self._engine.url.render_as_string(hide_password=True)
+    def __init__(self, url: str, *, read_only: bool = False):
+        self._engine = open_database(url, read_only=read_only)
+        self._where = public(parse(url))
         self._writer = Writer(self._engine, self._where)
         calls = schema.calls
         self._insert_call = sa.insert(calls)
@@ -91,8 +95,12 @@ class Store:
 
     async def close(self) -> None:
         """Writes what waits and lets go of the database. May be called again."""
-        await asyncio.to_thread(self._writer.close)
-        await asyncio.to_thread(self._engine.dispose)
+        await asyncio.to_thread(self.close_blocking)
+
+    def close_blocking(self) -> None:
+        """The same, where there is no event loop."""
+        self._writer.close()
+        self._engine.dispose()
 
     async def _submit(
         self,

@@ -2,7 +2,8 @@
 
 What holds: a waiter is told of success only after the commit that holds its write; after a failed commit every waiter
 of the batch is told of the failure, and nothing of it is on disk. Writes are applied in the order they were asked for.
-A write that is wrong in itself (unknown call, a value that is not JSON) fails alone.
+A write that is wrong in itself (unknown call, a value that is not JSON) fails alone. A batch that two processes' writes
+deadlocked is rolled back by PostgreSQL and written again.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from polarlike.store import schema
 from polarlike.store.codec import compress
-from polarlike.store.database import StoreError, insert_if_absent, sentence, writing
+from polarlike.store.database import insert_if_absent, writing
+from polarlike.store.errors import StoreError, sentence
 from polarlike.store.rows import Encoded
 
 _BATCH = 256
 _KNOWN_BLOBS = 200_000  # hashes remembered as stored: 16 bytes each
+_DEADLOCK, _TRIES = "40P01", 5
 
 
 @dataclass(slots=True)
@@ -113,7 +116,7 @@ class Writer:
 
     def _write(self, ready: list[_Ready]) -> None:
         try:
-            self._commit(ready)
+            self._commit_in_race(ready)
         except (_Refused, IntegrityError, DataError) as e:
             if len(ready) == 1:
                 self._fail(ready, self._refusal(ready[0].write, e))
@@ -143,9 +146,18 @@ class Writer:
         for r in ready:
             r.write.done.set_exception(error)
 
+    def _commit_in_race(self, ready: list[_Ready]) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._commit(ready)
+            except DBAPIError as e:
+                if not left or getattr(e.orig, "sqlstate", None) != _DEADLOCK:
+                    raise
+
     def _commit(self, ready: list[_Ready]) -> None:
         blobs = {h: data for r in ready for h, data in r.encoded.blobs.items() if h not in self._known}
-        rows = [{"hash": h, "data": compress(data)} for h, data in blobs.items()]
+        # In one order in every process: two that add the same blobs then wait for each other in turn, and not at once.
+        rows = [{"hash": h, "data": compress(data)} for h, data in sorted(blobs.items())]
         with writing(self._engine) as connection, connection.begin():
             if rows:
                 connection.execute(self._insert_blob, rows)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from polarlike.records import Delivery, Rollout, RolloutStatus, Score, UsageError
-from polarlike.store import Store, StoreError
+from polarlike.store import NoRun, Store, StoreError, schema
 
-
-def rows(tmp_path: Path, query: str) -> list[tuple]:
-    with sqlite3.connect(tmp_path / "store.db") as connection:
-        return connection.execute(query).fetchall()
+BLOBS = sa.select(sa.func.count()).select_from(schema.blobs)
 
 
 async def test_calls_are_read_in_the_order_of_their_index(store, call):
@@ -67,7 +63,7 @@ async def test_a_record_that_is_not_json_fails_alone(store, call):
     assert [c.call_id for c in store.calls("s")] == ["call_1"]
 
 
-async def test_one_prompt_in_a_thousand_sessions_is_stored_once(store, call, tmp_path):
+async def test_one_prompt_in_a_thousand_sessions_is_stored_once(store, call, execute):
     system = {"role": "system", "content": "You are an agent. " * 200}
     tools = [{"type": "function", "function": {"name": "bash", "description": "Runs it. " * 200, "parameters": {}}}]
     await asyncio.gather(
@@ -76,25 +72,25 @@ async def test_one_prompt_in_a_thousand_sessions_is_stored_once(store, call, tmp
             for i in range(1000)
         )
     )
-    assert rows(tmp_path, "select count(*) from blobs") == [(4,)]  # message, tools, reply, settings
+    assert execute(BLOBS) == [(4,)]  # message, tools, reply, settings
     assert store.calls("s999")[0].new_messages == [system]
     assert store.calls("s999")[0].tools == tools
 
 
-async def test_blobs_are_shared_with_an_earlier_run_over_the_same_file(url, call, tmp_path):
+async def test_blobs_are_shared_with_an_earlier_run_over_the_same_file(url, call, execute):
     for i in range(2):
         store = Store(url)
         await store.put_call(call(i, new_messages=[{"role": "user"}], reply={"role": "assistant"}))
         await store.close()
-    assert rows(tmp_path, "select count(*) from blobs") == [(3,)]
+    assert execute(BLOBS) == [(3,)]
 
 
-async def test_a_clamped_token_limit_or_a_seed_makes_no_new_settings(store, call, tmp_path):
+async def test_a_clamped_token_limit_or_a_seed_makes_no_new_settings(store, call, execute):
     for i in range(5):
         c = call(i, new_messages=[], reply={})
         c.sampling = replace(c.sampling, max_tokens=100 - i, seed=i)
         await store.put_call(c)
-    assert rows(tmp_path, "select count(*) from blobs") == [(2,)]
+    assert execute(BLOBS) == [(2,)]
     assert [(c.sampling.max_tokens, c.sampling.seed) for c in store.calls("s")] == [(100 - i, i) for i in range(5)]
 
 
@@ -201,7 +197,8 @@ async def test_closing_writes_what_waits_and_then_refuses(url, call):
     [
         ("store.db", "not a database URL"),
         ("mysql://host/db", "cannot use mysql"),
-        ("postgresql+nodriver://host/db", "pip install"),
+        ("postgresql+psycopg2://host/db", r"cannot use postgresql\+psycopg2"),
+        ("postgresql://host/db?schema=Mine", "small letters"),
         ("sqlite://", "needs a file"),
         ("sqlite:///no/such/folder/store.db", "no folder no/such/folder"),
     ],
@@ -209,3 +206,22 @@ async def test_closing_writes_what_waits_and_then_refuses(url, call):
 def test_a_url_that_cannot_be_used_says_what_to_give(url, says):
     with pytest.raises(UsageError, match=says):
         Store(url)
+
+
+def test_a_store_that_is_only_read_is_not_made(url):
+    for _ in range(2):
+        with pytest.raises(NoRun, match="no run in the store"):
+            Store(url, read_only=True)
+    Store(url).close_blocking()
+    store = Store(url, read_only=True)
+    assert store.sessions() == []
+    store.close_blocking()
+
+
+async def test_a_store_that_is_only_read_reads_while_another_writes(store, call, url):
+    await store.put_call(call(0))
+    reader = Store(url, read_only=True)
+    assert [c.index for c in reader.calls("s")] == [0]
+    await store.put_call(call(1))
+    assert [c.index for c in reader.calls("s")] == [0, 1]
+    await reader.close()

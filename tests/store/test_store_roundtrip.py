@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -116,14 +114,21 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def in_fresh_store(use: Callable[[Store], Any]) -> Any:
+ON_DISK = settings(
+    max_examples=15,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # every example asks for a new store
+)
+
+
+def in_fresh_store(url: str, use: Callable[[Store], Any]) -> Any:
     async def run() -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            store = Store(f"sqlite:///{Path(folder) / 'store.db'}")
-            try:
-                return await use(store)
-            finally:
-                await store.close()
+        store = Store(url)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
 
     return asyncio.run(run())
 
@@ -141,22 +146,24 @@ def test_a_call_is_equal_after_its_row(call: Call) -> None:
     assert_equal_calls(decode_call(encoded.row, encoded.blobs), call)
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.generate])
+@ON_DISK
 @given(calls=st.lists(CALLS, max_size=4, unique_by=lambda c: c.call_id))
-def test_calls_come_back_equal(calls: list[Call]) -> None:
+def test_calls_come_back_equal(new_url: Callable[[], str], calls: list[Call]) -> None:
     async def use(store: Store) -> list[Call]:
         await asyncio.gather(*(store.put_call(c) for c in calls))
         return store.calls("s")
 
-    got = {c.call_id: c for c in in_fresh_store(use)}
+    got = {c.call_id: c for c in in_fresh_store(new_url(), use)}
     assert got.keys() == {c.call_id for c in calls}
     for call in calls:
         assert_equal_calls(got[call.call_id], call)
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.generate])
+@ON_DISK
 @given(rollout=ROLLOUTS, later=ROLLOUTS)
-def test_rollouts_come_back_equal_and_the_last_put_wins(rollout: Rollout, later: Rollout) -> None:
+def test_rollouts_come_back_equal_and_the_last_put_wins(
+    new_url: Callable[[], str], rollout: Rollout, later: Rollout
+) -> None:
     later.rollout_id = rollout.rollout_id
 
     async def use(store: Store) -> list[Any]:
@@ -165,7 +172,7 @@ def test_rollouts_come_back_equal_and_the_last_put_wins(rollout: Rollout, later:
         await store.put_rollout(later)
         return [first, store.rollout(rollout.rollout_id), store.rollouts()]
 
-    assert in_fresh_store(use) == [rollout, later, [later]]
+    assert in_fresh_store(new_url(), use) == [rollout, later, [later]]
 
 
 @settings(max_examples=300)

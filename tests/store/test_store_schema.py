@@ -1,30 +1,32 @@
-"""Older files are brought up to date, newer ones refused, and no step is left half done."""
+"""Older stores are brought up to date, newer ones refused, and no step is left half done."""
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
+import asyncio
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from polarlike.records import UsageError
 from polarlike.store import Store, StoreError, schema
 
-
-def version(path: Path) -> int:
-    with sqlite3.connect(path) as connection:
-        return connection.execute("select version from schema_version").fetchone()[0]
+VERSION = sa.select(schema.schema_version.c.version)
 
 
-async def test_a_new_file_has_the_current_version(url, tmp_path):
+async def test_a_new_store_has_the_current_version(url, execute):
     await Store(url).close()
-    assert version(tmp_path / "store.db") == len(schema.MIGRATIONS) == 1
+    assert execute(VERSION) == [(len(schema.MIGRATIONS),)] == [(1,)]
 
 
-async def test_an_older_file_is_migrated_and_keeps_its_calls(url, tmp_path, call, monkeypatch):
+async def test_processes_that_open_one_new_store_at_once_make_it_once(url, execute):
+    stores = await asyncio.gather(*(asyncio.to_thread(Store, url) for _ in range(6)))
+    for store in stores:
+        await store.close()
+    assert execute(VERSION) == [(1,)]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_an_older_store_is_migrated_and_keeps_its_calls(url, execute, call, monkeypatch, read_only):
     store = Store(url)
     await store.put_call(call(0))
     await store.close()
@@ -33,48 +35,44 @@ async def test_an_older_file_is_migrated_and_keeps_its_calls(url, tmp_path, call
         connection.execute(sa.text("alter table sessions add column note varchar(20)"))
 
     monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, add_column])
-    store = Store(url)
+    store = Store(url, read_only=read_only)
     assert [c.call_id for c in store.calls("s")] == ["call_0"]
     await store.close()
-    assert version(tmp_path / "store.db") == 2
+    assert execute(VERSION) == [(2,)]
 
 
-async def test_a_failed_migration_leaves_the_older_file_as_it_was(url, tmp_path, monkeypatch):
+async def test_a_failed_migration_leaves_the_older_store_as_it_was(url, execute, monkeypatch):
     await Store(url).close()
 
     def half(connection: sa.Connection) -> None:
         connection.execute(sa.text("alter table sessions add column note varchar(20)"))
         connection.execute(sa.text("alter table nothing add column note varchar(20)"))
 
-    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, half])
-    with pytest.raises(StoreError):
-        Store(url)
-    assert version(tmp_path / "store.db") == 1
-    with sqlite3.connect(tmp_path / "store.db") as connection:
-        assert "note" not in [c[1] for c in connection.execute("pragma table_info(sessions)")]
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, half])
+        with pytest.raises(StoreError):
+            Store(url)
+    assert execute(VERSION) == [(1,)]
+    with pytest.raises(sa.exc.DBAPIError, match="note"):
+        execute(sa.select(sa.column("note")).select_from(schema.sessions))
 
 
-async def test_a_newer_file_is_refused_with_what_to_do(url, tmp_path):
+async def test_a_newer_store_is_refused_with_what_to_do(url, execute):
     await Store(url).close()
-    with sqlite3.connect(tmp_path / "store.db") as connection:
-        connection.execute("update schema_version set version = 99")
+    execute(sa.update(schema.schema_version).values(version=99))
     with pytest.raises(UsageError, match=r"version 99.*upgrade polarlike"):
         Store(url)
 
 
-def test_a_file_that_is_no_database_is_refused(url, tmp_path):
+def test_a_file_that_is_no_database_is_refused(sqlite_url, tmp_path):
     (tmp_path / "store.db").write_bytes(b"this is not a database at all, but it is long enough to look at" * 20)
     with pytest.raises(StoreError, match="not a store"):
-        Store(url)
+        Store(sqlite_url)
 
 
-async def test_the_file_is_written_ahead_and_synced_at_each_commit(store):
+async def test_the_file_is_written_ahead_and_synced_at_each_commit(sqlite_url):
+    store = Store(sqlite_url)
     with store._engine.connect() as connection:
         assert connection.exec_driver_sql("pragma journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("pragma synchronous").scalar() == 2  # FULL
-
-
-@pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=lambda t: t.name)
-def test_every_table_can_be_made_in_postgresql(table):
-    text = str(CreateTable(table).compile(dialect=postgresql.dialect()))
-    assert text.strip().startswith(f"CREATE TABLE {table.name}")
+    await store.close()
