@@ -28,6 +28,7 @@ loader=$(basename "$(patchelf --print-interpreter "$python/bin/$version")")
 patchelf --set-interpreter "$python/lib/$loader" --force-rpath --set-rpath '$ORIGIN/../lib' "$python/bin/$version"
 
 "$python/bin/$version" -m venv --without-pip "$root"
+cp /quick_start.pth "$root/lib/$version/site-packages/"
 if [ $# -gt 0 ]; then
     "$root/bin/python" -I "$(ls /usr/share/python-wheels/pip-*.whl)/pip" install --no-compile --no-cache-dir --quiet "$@" 1>&2
 fi

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox import base_image, certificates, owner
 from sandbox.base import Mount, SandboxError, Toolbox, ToolboxRecipe
 from sandbox.docker_engine import api_error
-from sandbox.venv_toolbox import cache_dir, locked, recipe_key
+from sandbox.venv_toolbox import QUICK_START, cache_dir, locked, recipe_key
 
 if TYPE_CHECKING:
     import docker
@@ -37,7 +37,7 @@ LABEL_NAME, LABEL_OWNER = "polarlike.toolbox", "polarlike.owner"
 def ensure(client: docker.DockerClient, recipe: ToolboxRecipe) -> Toolbox:
     """The toolbox, built if it is not in the cache. SandboxError with the last lines where the build fails."""
     base = base_image.ensure(client)
-    place = cache_dir() / "toolbox" / recipe_key(recipe, base, SCRIPT.read_text())
+    place = cache_dir() / "toolbox" / recipe_key(recipe, base, SCRIPT.read_text(), QUICK_START.read_text())
     if not place.exists():
         with locked(place):
             if not place.exists():
@@ -81,7 +81,7 @@ def _build(client: docker.DockerClient, base: str, recipe: ToolboxRecipe, place:
 def _run(client: docker.DockerClient, base: str, recipe: ToolboxRecipe, building: Path) -> None:
     api: Any = client.api
     inside = f"{ROOT}/{recipe.name}"
-    binds = [f"{building}:{inside}:rw", f"{SCRIPT}:/build_toolbox.sh:ro"]
+    binds = [f"{building}:{inside}:rw", f"{SCRIPT}:/build_toolbox.sh:ro", f"{QUICK_START}:/quick_start.pth:ro"]
     env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if bundle := certificates.bundle():
         binds.append(f"{bundle}:{certificates.INSIDE}:ro")
