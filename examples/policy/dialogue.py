@@ -26,7 +26,7 @@ from polarlike.templates import ChatTemplate
 # One for each of the teacher's steps; short, since every token is sampled.
 THOUGHTS = ("Look.", "Edit.", "Note.", "Submit.")
 NO_CALL = "No tool calls found in the response. Every response MUST include at least one tool call."
-KIND_SHARES = {"operator": 0.7, "line": 0.15, "rename": 0.15}
+KIND_SHARES = {"operator": 0.6, "line": 0.2, "rename": 0.2}
 
 
 @dataclass(frozen=True)

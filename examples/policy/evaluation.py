@@ -1,140 +1,121 @@
 """How good the policy is: rollouts in the pretended shell at a temperature, and what they show.
 
-Knows the dialogue, a model and a chat template; the sandbox, the agent and the proxy are not used. All rollouts of a
-call advance together, one turn at a time.
+Knows the dialogue and an engine; the sandbox, the agent and the proxy are not used. The engine is the one of a run
+(embedded), so rollouts share the agent's long prompt. Sampled tokens keep their logprobs and versions, so that a
+rollout can be trained on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
 
 import numpy as np
-import torch
 
 from examples.make_tasks import ExampleTask
 from examples.policy.dialogue import NO_CALL, command_of
 from examples.policy.prompts import MiniPrompts, Uname
 from examples.policy.shell import Shell, judge, reward
-from polarlike.records import Ids, Message
+from polarlike.engines.base import Engine, GenerateRequest
+from polarlike.records import Ids, Logprobs, Message, Sampling
 from polarlike.templates import ChatTemplate
 
-MAX_TURNS = 8
-MAX_TOKENS = 64
+MAX_TURNS = 6
+MAX_TOKENS = 120
 HOST = Uname("Linux", "6.1.0-18-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (2024-02-01)", "x86_64")
+
+
+@dataclass(slots=True)
+class SimulatedTurn:
+    """One call. prompt, completion: int32; logprobs: float32, versions: int32, one a completion token."""
+
+    prompt: Ids
+    completion: Ids
+    logprobs: Logprobs
+    versions: Ids
 
 
 @dataclass
 class SimulatedRollout:
-    """One attempt. commands: those of its well-formed replies, in order; replies counts the others too."""
+    """One attempt. commands: those of its well-formed replies, in order. turns: every reply, malformed or not."""
 
     task: ExampleTask
     shell: Shell
-    prompt: Ids
-    history: list[Message]
+    history: list[Message] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
-    replies: int = 0
+    turns: list[SimulatedTurn] = field(default_factory=list)
 
     @property
     def reward(self) -> float:
         return reward(self.task, self.shell.files)
 
 
-@torch.inference_mode()
-def sample(
-    model: Any, prompts: Sequence[Ids], *, stops: Sequence[int], temperature: float, generator: torch.Generator
-) -> list[Ids]:
-    """One completion a prompt, its stop id included, of at most MAX_TOKENS. temperature 0 is greedy."""
-    longest = max(p.size for p in prompts)
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-    mask = torch.zeros(len(prompts), longest + MAX_TOKENS, dtype=torch.long)
-    for row, prompt in enumerate(prompts):  # padded on the left, so that all rows sample at the same place
-        ids[row, longest - prompt.size :] = torch.from_numpy(prompt.astype(np.int64))
-        mask[row, longest - prompt.size :] = 1
-    positions = (mask[:, :longest].cumsum(1) - 1).clamp(min=0)
-    out = model(ids, attention_mask=mask[:, :longest], position_ids=positions, use_cache=True, logits_to_keep=1)
-    ending, done = torch.tensor(stops), torch.zeros(len(prompts), dtype=torch.bool)
-    drawn: list[torch.Tensor] = []
-    for step in range(MAX_TOKENS):
-        logits = out.logits[:, -1].float()
-        if temperature > 0:
-            token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-        else:
-            token = logits.argmax(-1, keepdim=True)
-        drawn.append(token)
-        done |= torch.isin(token[:, 0], ending)
-        if done.all() or step + 1 == MAX_TOKENS:
-            break
-        seen = longest + step + 1
-        out = model(
-            token,
-            attention_mask=mask[:, :seen],
-            position_ids=positions[:, -1:] + step + 1,
-            past_key_values=out.past_key_values,
-            use_cache=True,
-        )
-    return [_up_to_stop(row.numpy().astype(np.int32), stops) for row in torch.cat(drawn, 1)]
-
-
-def _up_to_stop(ids: Ids, stops: Sequence[int]) -> Ids:
-    ends = np.flatnonzero(np.isin(ids, stops))
-    return ids[: ends[0] + 1] if ends.size else ids
-
-
-def rollouts(
-    model: Any,
-    template: ChatTemplate,
+async def rollouts(
+    engine: Engine,
     prompts: MiniPrompts,
     tasks: Sequence[ExampleTask],
     *,
     samples: int,
     temperature: float = 1.0,
     seed: int = 0,
-    batch: int = 32,
+    at_once: int = 64,
 ) -> list[list[SimulatedRollout]]:
     """`samples` attempts at each task, as one list a task."""
-    generator = torch.Generator().manual_seed(seed)
-    groups = []
-    for task in tasks:
-        history = prompts.opening(task.instruction, HOST)
-        opening = template.render(history, [prompts.tool])
-        groups.append([SimulatedRollout(task, Shell(dict(task.files)), opening, history) for _ in range(samples)])
-    running = [rollout for group in groups for rollout in group]
-    for _ in range(MAX_TURNS):
-        for start in range(0, len(running), batch):
-            part = running[start : start + batch]
-            replies = sample(
-                model, [r.prompt for r in part], stops=template.stop_ids, temperature=temperature, generator=generator
-            )
-            for rollout, completion in zip(part, replies, strict=True):
-                _advance(rollout, completion, template, prompts)
-        running = [rollout for rollout in running if not rollout.shell.submitted]
-        if not running:
-            break
-    return groups
+    free = asyncio.Semaphore(at_once)
+    seeds = itertools.count(seed * 1_000_000)
+
+    async def one(task: ExampleTask, seed: int) -> SimulatedRollout:
+        async with free:
+            return await _attempt(engine, prompts, task, Sampling(temperature, max_tokens=MAX_TOKENS, seed=seed))
+
+    tried = await asyncio.gather(*(one(task, next(seeds)) for task in tasks for _ in range(samples)))
+    return [list(tried[k : k + samples]) for k in range(0, len(tried), samples)]
 
 
-def _advance(rollout: SimulatedRollout, completion: Ids, template: ChatTemplate, prompts: MiniPrompts) -> None:
-    """What the agent does with a reply: run its command, or leave it out and say that the call was malformed."""
-    rollout.replies += 1
-    message = template.parse(rollout.prompt, completion, [prompts.tool]).message
+async def _attempt(engine: Engine, prompts: MiniPrompts, task: ExampleTask, sampling: Sampling) -> SimulatedRollout:
+    template = engine.template
+    assert template is not None
+    rollout = SimulatedRollout(task, Shell(dict(task.files)), prompts.opening(task.instruction, HOST))
+    prompt = template.render(rollout.history, [prompts.tool])
+    while len(rollout.turns) < MAX_TURNS and not rollout.shell.submitted:
+        turn = await _sample(engine, prompt, sampling, f"{task.name}/{sampling.seed}/{len(rollout.turns)}")
+        rollout.turns.append(turn)
+        prompt = _answer(rollout, turn, template, prompts)
+    return rollout
+
+
+async def _sample(engine: Engine, prompt: Ids, sampling: Sampling, name: str) -> SimulatedTurn:
+    assert engine.template is not None
+    request = GenerateRequest(name, prompt, sampling, stop_ids=tuple(engine.template.stop_ids))
+    chunks = [chunk async for chunk in engine.generate(request)]
+    return SimulatedTurn(
+        prompt,
+        np.concatenate([chunk.ids for chunk in chunks]),
+        np.concatenate([chunk.logprobs for chunk in chunks]),
+        np.concatenate([chunk.versions for chunk in chunks]),
+    )
+
+
+def _answer(rollout: SimulatedRollout, turn: SimulatedTurn, template: ChatTemplate, prompts: MiniPrompts) -> Ids:
+    """What the agent does with a reply: run its command, or leave it out and say that the call was malformed. Returns
+    the next prompt."""
+    message = template.parse(turn.prompt, turn.completion, [prompts.tool]).message
     try:
         command = command_of(message)
     except (ValueError, KeyError, TypeError):
         rollout.history = [*rollout.history, prompts.format_error(NO_CALL)]
-        rollout.prompt = template.render(rollout.history, [prompts.tool])
-        return
+        return template.render(rollout.history, [prompts.tool])
     rollout.commands.append(command)
     output, returncode = rollout.shell.run(command)
     observation = prompts.observation(output, returncode, message["tool_calls"][0]["id"])
     rollout.history = [*rollout.history, message, observation]
-    suffix = template.bridge(rollout.prompt, completion, [observation], [prompts.tool])
+    suffix = template.bridge(turn.prompt, turn.completion, [observation], [prompts.tool])
     if suffix is None:
-        rollout.prompt = template.render(rollout.history, [prompts.tool])
-    else:
-        rollout.prompt = np.concatenate([rollout.prompt, completion, suffix])
+        return template.render(rollout.history, [prompts.tool])
+    return np.concatenate([turn.prompt, turn.completion, suffix])
 
 
 def figures(groups: Sequence[Sequence[SimulatedRollout]]) -> dict[str, float]:
@@ -146,13 +127,13 @@ def figures(groups: Sequence[Sequence[SimulatedRollout]]) -> dict[str, float]:
     edits = [parts["right"] for parts in judged if parts["edited"]]
     found: dict[str, float] = {
         "rollouts": len(every),
-        "well_formed": sum(len(r.commands) for r in every) / max(1, sum(r.replies for r in every)),
+        "well_formed": sum(len(r.commands) for r in every) / max(1, sum(len(r.turns) for r in every)),
         "copied": fmean(bool(r.commands) and r.commands[0] == f"cat {r.task.case['file']}" for r in every),
         "operator": fmean(edits) if edits else 0.0,
         "submitted": fmean(r.shell.submitted for r in every),
         "reward": fmean(r.reward for r in every),
         "solved": fmean(r.reward == 1.0 for r in every),
         "varied": fmean(len({r.reward for r in group}) > 1 for group in groups),
-        "turns": fmean(r.replies for r in every),
+        "turns": fmean(len(r.turns) for r in every),
     }
     return {key: round(value, 3) for key, value in found.items()}

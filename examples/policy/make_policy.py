@@ -11,6 +11,7 @@ Names of the example task folders are never trained on.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import platform
 import random
@@ -31,6 +32,8 @@ from examples.policy.evaluation import figures, rollouts
 from examples.policy.induction import write_induction_heads
 from examples.policy.prompts import MiniPrompts, find_package, load_prompts
 from examples.policy.training import COPY_LENGTH, Lesson, Stage, run_stage
+from polarlike.engines.base import EngineOptions
+from polarlike.engines.embedded import EmbeddedEngine
 from polarlike.engines.tiny import build_tiny_model
 from polarlike.records import PolarError
 from polarlike.templates import ChatTemplate, load_template
@@ -40,11 +43,11 @@ TASKS = HERE.parent / "tasks"
 SURE, SLOPPY = Teacher(right=1.0, operator_weight=5.0), Teacher(right=0.4)
 FULL: tuple[Stage, ...] = (
     Stage("copy", 100, batch=48, rate=2e-3),
-    Stage("no advice", 30, batch=16, rate=1.5e-3, teacher=Teacher()),
-    Stage("no advice, operators", 60, batch=16, rate=1.2e-3, teacher=SURE),
-    Stage("some advice", 20, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
-    Stage("all advice", 40, batch=6, rate=8e-4, teacher=SURE, advice=1.0, cools=True),
-    Stage("sloppy teacher", 8, batch=6, rate=3e-4, teacher=SLOPPY, advice=1.0),
+    Stage("no advice", 40, batch=16, rate=1.5e-3, teacher=Teacher()),
+    Stage("no advice, operators", 140, batch=16, rate=1.2e-3, teacher=SURE),
+    Stage("some advice", 40, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
+    Stage("all advice", 110, batch=8, rate=1e-3, teacher=SURE, advice=1.0, cools=True),
+    Stage("sloppy teacher", 8, batch=8, rate=3e-4, teacher=SLOPPY, advice=1.0),
 )
 QUICK: tuple[Stage, ...] = (
     Stage("copy", 60, batch=48, rate=2e-3),
@@ -72,10 +75,8 @@ def new_policy(out: Path, prompts: MiniPrompts, seed: int) -> tuple[Any, ChatTem
 
 
 def save(model: Any, out: Path) -> None:
-    """The weights in bfloat16, half the size in the repository. The model is rounded to them as well, in place: what is
-    measured is what was saved."""
+    """The weights in bfloat16, half the size in the repository."""
     model.to(torch.bfloat16).save_pretrained(out)
-    model.to(torch.float32)
     (out / "model.safetensors").chmod(0o644)  # the saver leaves it to its owner alone
 
 
@@ -86,13 +87,15 @@ def training_names() -> list[str]:
     return [name for name in split_names()[0] if name not in used]
 
 
-def evaluate(model: Any, template: ChatTemplate, prompts: MiniPrompts, count: int, samples: int) -> dict[str, Any]:
+async def evaluate(model: Path, prompts: MiniPrompts, count: int, samples: int, threads: int) -> dict[str, Any]:
     """Figures at temperature 1 on `count` tasks drawn from the training names and as many from the held-out ones."""
-    parts = dict(zip(("train", "heldout"), split_names(), strict=True))
+    engine = EmbeddedEngine(model, EngineOptions(extra={"threads": threads}))
+    await engine.start()
     found = {}
-    for k, (part, names) in enumerate(parts.items()):
+    for k, (part, names) in enumerate(zip(("train", "heldout"), split_names(), strict=True)):
         tasks: list[ExampleTask] = draw(random.Random(100 + k), names, count)
-        found[part] = figures(rollouts(model, template, prompts, tasks, samples=samples, seed=k))
+        found[part] = figures(await rollouts(engine, prompts, tasks, samples=samples, seed=k))
+    await engine.close()
     return found
 
 
@@ -132,7 +135,7 @@ def make(
     }
     if tasks:
         recipe["simulated"] = {"temperature": 1.0, "tasks": tasks, "samples": samples}
-        recipe["simulated"] |= evaluate(model, template, prompts, tasks, samples)
+        recipe["simulated"] |= asyncio.run(evaluate(out, prompts, tasks, samples, torch.get_num_threads()))
     (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
     return recipe
 

@@ -9,11 +9,16 @@ from safetensors import safe_open
 
 from examples.make_tasks import operator_task, teacher_commands
 from examples.policy.batches import Example, copy_batch, loss_and_hits, pad
-from examples.policy.evaluation import SimulatedRollout, figures, sample
+from examples.policy.evaluation import SimulatedRollout, SimulatedTurn, figures, rollouts
 from examples.policy.induction import write_induction_heads
+from examples.policy.learn import shuffled, trajectory
 from examples.policy.make_policy import main
+from examples.policy.prompts import MiniPrompts
 from examples.policy.shell import Shell
+from polarlike.engines.base import EngineOptions
+from polarlike.engines.embedded import EmbeddedEngine
 from polarlike.engines.tiny import build_tiny_model
+from polarlike.records import Group, Score, Trajectory
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "policy" / "model"
 TASK = operator_task("dazu", "nebi", "boza", "lebu", wrong="//", right="%", phrasing=0, issue=0)
@@ -63,19 +68,47 @@ def test_the_written_head_looks_at_the_token_before(small) -> None:
     assert attention[1:].argmax(-1).tolist() == list(range(199))
 
 
-def test_sampling_left_of_nothing_is_the_same_in_a_batch_as_alone(small) -> None:
-    prompts = [np.arange(3, 30, dtype=np.int32), np.arange(40, 52, dtype=np.int32)]
-    settings = {"stops": (1,), "temperature": 0.0, "generator": torch.Generator()}
-    together = sample(small, prompts, **settings)
-    alone = [sample(small, [p], **settings)[0] for p in prompts]
-    assert [a.tolist() for a in together] == [a.tolist() for a in alone]
+async def test_a_simulated_rollout_keeps_what_the_engine_sampled(prompts: MiniPrompts) -> None:
+    engine = EmbeddedEngine(MODEL, EngineOptions(extra={"threads": 1}))
+    await engine.start()
+    [[one, other]] = await rollouts(engine, prompts, [TASK], samples=2, seed=5)
+    groups = trajectory(one, "r", 1.0)
+    assert [t.completion.tolist() for t in one.turns] != [t.completion.tolist() for t in other.turns]
+    sampled = [int(i) for turn in one.turns for i in turn.completion]
+    trained = [int(i) for segment in groups.segments for i in segment.ids[segment.loss_mask]]
+    assert trained == sampled
+    for segment in groups.segments:  # each logprob is the one of its token after all that stands before it
+        scores = await engine.score(segment.ids, 1, 1.0)
+        where = np.flatnonzero(segment.loss_mask)
+        assert np.allclose(scores[where - 1], segment.logprobs[where], atol=1e-4)
+    await engine.close()
+
+
+def test_a_turn_after_a_malformed_reply_opens_a_new_segment() -> None:
+    one = SimulatedRollout(TASK, Shell(dict(TASK.files)))
+    ids = np.arange(9, dtype=np.int32)
+    zeros = np.zeros(1, np.float32)
+    for prompt, reply in ((ids[:3], 3), (ids[:5], 5), (ids[[0, 1, 2, 7]], 8)):
+        one.turns.append(SimulatedTurn(prompt, np.array([reply], np.int32), zeros, np.zeros(1, np.int32)))
+    first, second = trajectory(one, "r", 1.0).segments
+    assert (first.ids.tolist(), first.loss_mask.nonzero()[0].tolist()) == ([0, 1, 2, 3, 4, 5], [3, 5])
+    assert (second.ids.tolist(), second.loss_mask.nonzero()[0].tolist()) == ([0, 1, 2, 7, 8], [4])
+
+
+def test_the_control_deals_the_same_rewards_to_other_rollouts_of_the_group() -> None:
+    made = [Trajectory(str(k), "t", [], [], {}, Score(float(k))) for k in range(20)]
+    [dealt] = shuffled([Group("g", "t", made)], random.Random(0))
+    values = [t.score.value for t in dealt.trajectories]
+    assert sorted(values) == [float(k) for k in range(20)] and values != sorted(values)
 
 
 def rollout(commands: list[str], replies: int) -> SimulatedRollout:
     shell = Shell(dict(TASK.files))
     for command in commands:
         shell.run(command)
-    return SimulatedRollout(TASK, shell, np.zeros(0, np.int32), [], commands, replies)
+    nothing = np.zeros(0, np.int32)
+    turns = [SimulatedTurn(nothing, nothing, np.zeros(0, np.float32), nothing)] * replies
+    return SimulatedRollout(TASK, shell, [], commands, turns)
 
 
 def test_the_figures_are_shares_of_replies_rollouts_and_groups() -> None:
@@ -85,7 +118,7 @@ def test_the_figures_are_shares_of_replies_rollouts_and_groups() -> None:
     assert found["well_formed"] == round(15 / 18, 3)
     assert found["copied"] == 0.75
     assert found["operator"] == 0.75
-    assert found["reward"] == (1 + 0.5 + 1 + 1) / 4
+    assert found["reward"] == round((1 + 0.25 + 1 + 1) / 4, 3)
     assert found["varied"] == 0.5
     assert found["submitted"] == 0.75
 

@@ -58,10 +58,10 @@ def test_the_teacher_earns_everything_and_submits(task) -> None:
 @pytest.mark.parametrize(
     ("text", "word", "value"),
     [
-        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazu", 0.5),  # another operator, the word
-        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazo", 0.25),
-        ("def nebi(boza, lebu):\n    return boza % lebu\n", "", 0.75),
-        ("def nebi(boza, lebu):\n    return boza // lebu\n", "dazu", 0.25),  # untouched
+        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazu", 0.25),  # another operator, the word
+        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazo", 0.125),
+        ("def nebi(boza, lebu):\n    return boza % lebu\n", "", 0.875),
+        ("def nebi(boza, lebu):\n    return boza // lebu\n", "dazu", 0.125),  # untouched
         ("def nebi(boza, lebu):\n    return boza lebu\n", "dazu", 0.0),  # broken: damage never pays
     ],
 )

@@ -73,7 +73,7 @@ def test_there_are_tasks_of_every_kind_operator_phrasing_and_issue() -> None:
     cases = [json.loads((Path(t.path) / "tests/case.json").read_text()) for t in tasks]
     assert Counter(c["right"] for c in cases if c["kind"] == "operator") == dict.fromkeys(CUES, 4)
     heldout = load_tasks(str(EXAMPLES / "tasks/heldout"))
-    assert Counter(t.metadata["kind"] for t in heldout) == {"operator": 10, "line": 1, "rename": 1}
+    assert Counter(t.metadata["kind"] for t in heldout) == {"operator": 20, "line": 2, "rename": 2}
     assert all(t.environment.dockerfile is None and not t.environment.network for t in tasks + heldout)
 
 
@@ -118,27 +118,27 @@ def body(line: str) -> str:
     ("task", "script", "expected"),
     [
         (OPERATOR, "true", 0.0),
-        (OPERATOR, NOTED, 0.25),
+        (OPERATOR, NOTED, 0.125),
         (OPERATOR, "echo wrong > done.txt", 0.0),
         (OPERATOR, "echo mod mod > done.txt", 0.0),
-        (OPERATOR, body("return aa + bb"), 0.25),  # another operator, not the right one
-        (OPERATOR, NOTED + body("return aa + bb"), 0.5),
-        (OPERATOR, body("return aa * bb"), 0.75),
+        (OPERATOR, body("return aa + bb"), 0.125),  # another operator, not the right one
+        (OPERATOR, NOTED + body("return aa + bb"), 0.25),
+        (OPERATOR, body("return aa * bb"), 0.875),
         (OPERATOR, NOTED + body("return aa * bb"), 1.0),
         (OPERATOR, NOTED + body("return bb * aa"), 1.0),
         (OPERATOR, NOTED + body("print(5); return bb * aa") + "echo 'print(6)' >> mod.py", 1.0),
         (OPERATOR, NOTED + body("import operator; return operator.mul(aa, bb)"), 1.0),
         (LINE, "true", 0.0),
-        (LINE, NOTED, 0.25),
+        (LINE, NOTED, 0.125),
         (LINE, "echo bb = 3 >> mod.cfg", 0.0),
-        (LINE, "sed -i '1i bb = 2' mod.cfg", 0.25),  # there, and not at the end
-        (LINE, "echo bb = 2 >> mod.cfg", 0.75),
+        (LINE, "sed -i '1i bb = 2' mod.cfg", 0.125),  # there, and not at the end
+        (LINE, "echo bb = 2 >> mod.cfg", 0.875),
         (LINE, NOTED + "echo bb = 2 > mod.cfg", 0.0),  # the rest is gone
         (LINE, NOTED + "echo bb = 2 >> mod.cfg", 1.0),
         (RENAME, "true", 0.0),
-        (RENAME, NOTED, 0.25),
-        (RENAME, "printf '\\nnew = fun\\n' >> mod.py", 0.25),  # the old name is still there
-        (RENAME, "sed -i 's| fun| new|' mod.py", 0.75),
+        (RENAME, NOTED, 0.125),
+        (RENAME, "printf '\\nnew = fun\\n' >> mod.py", 0.125),  # the old name is still there
+        (RENAME, "sed -i 's| fun| new|' mod.py", 0.875),
         (RENAME, NOTED + "sed -i 's| fun| new|' mod.py", 1.0),
         (RENAME, "sed -i 's| fun| new|; s|[*] 3|* 4|' mod.py", 0.0),  # another behaviour
     ],

@@ -1,7 +1,8 @@
 """Judges the work tree of an example task and writes reward.json. Copied into each task as tests/check.py.
 
-Plain Python, nothing to install. Reads case.json beside it. A quarter for the word in done.txt, a quarter for an edit
-of the right kind, a half for the right one; nothing at all when the file is gone or broken, so that damage never pays.
+Plain Python, nothing to install. Reads case.json beside it. An eighth for the word in done.txt, an eighth for an edit
+of the right kind, the rest for the right one; nothing at all when the file is gone or broken, so that damage never
+pays.
 Code of the agent runs in a child that cannot write files, before the reward is written.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 WORK = Path(os.environ.get("POLAR_WORKDIR", "/app"))
 LOGS = Path(os.environ.get("POLAR_LOGS", "/logs"))
-WEIGHTS = {"word": 0.25, "edited": 0.25, "right": 0.5}
+WEIGHTS = {"word": 0.125, "edited": 0.125, "right": 0.75}
 PROBES = [(17, 5), (40, 7), (9, 4), (23, 10), (6, 6), (100, 3)]
 OPERATORS = {
     "+": lambda a, b: a + b,

@@ -1,2 +1,2 @@
-def febi(zegi, poro):
-    return zegi % poro
+def febi(zegi, demi):
+    return zegi // demi

@@ -1,0 +1,2 @@
+def didu(puki, zolu):
+    return puki // zolu

@@ -1,0 +1,2 @@
+def lonu(tuga, zepa):
+    return tuga % zepa

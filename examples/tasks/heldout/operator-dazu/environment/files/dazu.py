@@ -1,2 +1,0 @@
-def nebi(boza, lebu):
-    return boza // lebu

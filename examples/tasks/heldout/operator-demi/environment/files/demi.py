@@ -1,2 +1,0 @@
-def ledo(megu, zola):
-    return megu + zola

@@ -1,0 +1,2 @@
+def fiba(ziti, dazu):
+    return ziti - dazu

@@ -1,0 +1,2 @@
+def zigi(ruko, toru):
+    return ruko % toru

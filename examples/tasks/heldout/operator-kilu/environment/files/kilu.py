@@ -1,0 +1,2 @@
+def muti(gemu, goga):
+    return gemu + goga

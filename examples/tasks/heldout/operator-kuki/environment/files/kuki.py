@@ -1,0 +1,2 @@
+def medi(bogi, momi):
+    return bogi + momi

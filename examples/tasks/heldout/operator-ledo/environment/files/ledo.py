@@ -1,0 +1,2 @@
+def megu(zola, gozi):
+    return zola % gozi

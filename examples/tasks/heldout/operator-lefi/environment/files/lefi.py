@@ -1,0 +1,2 @@
+def babi(zibi, tizi):
+    return zibi % tizi

@@ -1,0 +1,2 @@
+def befo(diti, fulo):
+    return diti // fulo

@@ -1,0 +1,2 @@
+def gino(tipi, ziri):
+    return tipi - ziri

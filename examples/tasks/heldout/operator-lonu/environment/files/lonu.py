@@ -1,2 +1,0 @@
-def bomu(didu, moku):
-    return didu % moku

@@ -1,0 +1,2 @@
+def fipu(boza, lebu):
+    return boza - lebu

@@ -1,0 +1,2 @@
+def lado(fabo, daku):
+    return fabo - daku

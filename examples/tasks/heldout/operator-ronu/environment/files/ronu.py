@@ -1,0 +1,2 @@
+def lubu(zika, rula):
+    return zika + rula

@@ -1,0 +1,2 @@
+def kuzu(foku, bodo):
+    return foku - bodo

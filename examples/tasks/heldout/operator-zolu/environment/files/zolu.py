@@ -1,2 +1,0 @@
-def fogu(fiba, ziti):
-    return fiba + ziti

@@ -1,0 +1,2 @@
+def miga(namo):
+    return namo * 7

@@ -1,2 +1,0 @@
-def babi(zibi):
-    return zibi * 7

@@ -1,0 +1,2 @@
+def mina(peko):
+    return peko * 9
