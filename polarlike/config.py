@@ -20,19 +20,22 @@ class Strict(BaseModel):
 
 class EngineConfig(Strict):
     spec: str = ""
-    """embedded:MODEL_DIR or scripted:FILE."""
+    """embedded:MODEL_DIR, vllm:URL or scripted:FILE."""
     model: Path | None = None
-    """Model folder that gives a scripted engine its tokens and logprobs; without one its sessions are text-only."""
+    """Model folder whose tokenizer belongs to what a server (vllm:URL) serves, and which training starts from; gives a
+    scripted engine its tokens and logprobs, and without one its sessions are text-only."""
     renderer: str | None = None
     """Chat-template family, where the model folder does not tell (for example qwen3)."""
     thinking: bool = False
     """Whether the policy thinks before it answers."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the embedded engine; float32 logprobs agree with the trainer's to 1e-4."""
+    """Precision of the embedded engine, or the one that a server was started with; float32 logprobs agree with the
+    trainer's to 1e-4."""
     max_batch: int = Field(default=64, ge=1)
     """Replies the embedded engine samples at once."""
     options: dict[str, Any] = {}
-    """The engine's own settings (embedded: kv_tokens, prefill_chunk, threads, device)."""
+    """The engine's own settings (embedded: kv_tokens, prefill_chunk, threads, device; vllm: publish, weights,
+    timeout_s, stream_interval)."""
     log: bool = False
     """Write the engine's own evidence log (engine.jsonl in the run folder)."""
 
@@ -97,6 +100,8 @@ class TrainConfig(Strict):
     """Tasks evaluated before the first step and after the last."""
     eval_samples: int = Field(default=1, ge=1)
     """Rollouts a task in those evaluations."""
+    eval_greedy: bool = False
+    """Also one rollout a task at temperature 0 in those evaluations."""
     eval_every: int = Field(default=0, ge=0)
     """Also evaluate every so many steps; 0 is only before and after."""
     rescore_max: float | None = Field(default=None, gt=0)
@@ -104,6 +109,8 @@ class TrainConfig(Strict):
     were published; unset: 1e-3 where engine.dtype is float32, else no limit."""
     rescore_mean: float | None = Field(default=None, gt=0)
     """The same for the mean over that sample; unset: 0.1 where engine.dtype is bfloat16, else no limit."""
+    shuffle_rewards: bool = False
+    """A control: each group's rewards are dealt out anew before the trainer sees them, so nothing should be learned."""
     keep_checkpoints: int = Field(default=0, ge=0)
     """How many checkpoints to keep; 0 keeps all, so that every policy version can score its tokens again."""
 
@@ -115,6 +122,9 @@ class RunConfig(Strict):
     """Only the first so many tasks; 0 is all."""
     out: Path = Path("runs/run")
     """The run folder; the same command again resumes it."""
+    store: str = Field(default="", repr=False)
+    """Where calls are kept: postgresql://USER@HOST/DATABASE, which many runs may share; when not set, a SQLite file in
+    the run folder. The password is better given as PGPASSWORD or in ~/.pgpass, which polar show reads too."""
     samples: int = Field(default=4, ge=1)
     """Rollouts a task."""
     concurrency: int = Field(default=4, ge=1)

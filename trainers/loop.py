@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class Loop:
         start = time.perf_counter()
         groups = await self._collect(f"step{step:04d}", self._choose(step), self.config.samples, train=True)
         sampled = time.perf_counter()
+        if self.config.train.shuffle_rewards:
+            groups = shuffled(groups, random.Random(f"{self.config.seed}:{step}"))
         metrics = await asyncio.to_thread(self.trainer.step, groups)
         stepped = time.perf_counter()
         checkpoint = self._checkpoint(step + 1)
@@ -87,17 +90,26 @@ class Loop:
     async def _evaluate(self, step: int) -> None:
         if not self.eval_tasks or self._evaluated(step):
             return
-        name = f"eval{step:04d}"
-        await self._collect(name, self.eval_tasks, self.config.train.eval_samples, train=False)
-        summary = summarise(ended_rollouts(self.stage.store, [f"{name}/{task.task_id}" for task in self.eval_tasks]))
-        values: dict[str, Any] = {"step": step, "policy_version": self.trainer.policy_version, "tasks": summary.tasks}
-        if summary.reward:
-            values |= {"reward": summary.reward.value, "low": summary.reward.low, "high": summary.reward.high}
-        if 1 in summary.pass_at:
-            values["pass_at_1"] = summary.pass_at[1].value
-        values["unscored"] = summary.unscored
+        values: dict[str, Any] = {"step": step, "policy_version": self.trainer.policy_version}
+        values |= await self._measure(f"eval{step:04d}", self.config.train.eval_samples)
+        if self.config.train.eval_greedy:
+            self.stage.sampling = self.config.sampling.model_copy(update={"temperature": 0.0})
+            greedy = await self._measure(f"greedy{step:04d}", 1)
+            self.stage.sampling = None
+            values |= {f"greedy_{key}": value for key, value in greedy.items()}
         self.folder.metric("eval", **values)
         self.report("eval", values)
+
+    async def _measure(self, name: str, samples: int) -> dict[str, Any]:
+        """Reward and pass@1 on the evaluation's tasks, each with its interval."""
+        await self._collect(name, self.eval_tasks, samples, train=False)
+        summary = summarise(ended_rollouts(self.stage.store, [f"{name}/{task.task_id}" for task in self.eval_tasks]))
+        values: dict[str, Any] = {"tasks": summary.tasks, "unscored": summary.unscored}
+        if summary.reward:
+            values |= {"reward": summary.reward.value, "low": summary.reward.low, "high": summary.reward.high}
+        if passed := summary.pass_at.get(1):
+            values |= {"pass_at_1": passed.value, "pass_low": passed.low, "pass_high": passed.high}
+        return values
 
     async def _collect(self, name: str, tasks: list[Task], samples: int, *, train: bool) -> list[Group]:
         self.stage.train = train
@@ -182,3 +194,15 @@ class Loop:
         for step in self._steps_kept():
             if keep and step <= newest - keep:
                 shutil.rmtree(self._checkpoint(step))
+
+
+def shuffled(groups: list[Group], rng: random.Random) -> list[Group]:
+    """The same groups with the scores inside each dealt out anew: a control. Shuffled across groups as well, rewards
+    would teach what tells easy tasks from hard ones."""
+    dealt = []
+    for group in groups:
+        scores = [t.score for t in group.trajectories]
+        rng.shuffle(scores)
+        trajectories = [replace(t, score=score) for t, score in zip(group.trajectories, scores, strict=True)]
+        dealt.append(replace(group, trajectories=trajectories))
+    return dealt

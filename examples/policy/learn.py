@@ -27,6 +27,7 @@ from polarlike.engines.embedded import EmbeddedEngine
 from polarlike.records import Cause, Group, Score, Segment, Trajectory
 from trainers.base import TrainerOptions
 from trainers.grpo import Grpo
+from trainers.loop import shuffled
 
 
 def trajectory(rollout: SimulatedRollout, name: str, temperature: float) -> Trajectory:
@@ -57,16 +58,6 @@ def _segment(name: str, turns: Sequence[SimulatedTurn], temperature: float) -> S
         segment_id=name, role="main", cause=Cause.FIRST, ids=ids, loss_mask=mask, logprobs=logprobs, versions=versions,
         temperature=temperature, spans=[],
     )  # fmt: skip
-
-
-def shuffled(groups: Sequence[Group], rng: random.Random) -> list[Group]:
-    """The same groups with the scores inside each dealt out anew."""
-    for group in groups:
-        scores = [t.score for t in group.trajectories]
-        rng.shuffle(scores)
-        for one, score in zip(group.trajectories, scores, strict=True):
-            one.score = score
-    return list(groups)
 
 
 async def learn(args: argparse.Namespace) -> None:

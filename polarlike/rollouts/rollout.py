@@ -17,7 +17,7 @@ from harnesses.base import Harness, HarnessContext, HarnessExit, Launch
 from polarlike.config import RunConfig
 from polarlike.proxy.server import Proxy
 from polarlike.proxy.session import Session
-from polarlike.proxy.settings import Rule, SessionSettings
+from polarlike.proxy.settings import Rule, SamplingSettings, SessionSettings
 from polarlike.records import Limits, Rollout, RolloutStatus, Score, Task, Trajectory, Unscored, new_id
 from polarlike.store import Store
 from polarlike.tasks.boxes import grade, open_task_box
@@ -32,7 +32,7 @@ PROXY_PORT = 8765  # the same in every box: the listening socket is the session'
 
 @dataclass(slots=True)
 class Stage:
-    """What all rollouts of a run share."""
+    """What all rollouts of a run share. sampling: in place of the run's own, for an evaluation."""
 
     config: RunConfig
     proxy: Proxy
@@ -40,6 +40,7 @@ class Stage:
     provider: SandboxProvider
     harness: Harness
     train: bool = True
+    sampling: SamplingSettings | None = None
 
 
 @dataclass(slots=True)
@@ -155,7 +156,7 @@ def _session_settings(stage: Stage, task: Task) -> SessionSettings:
     config = stage.config
     rules = [Rule(name=r.name, pattern=r.pattern, replacement=r.replacement) for r in stage.harness.rewrites]
     return SessionSettings(
-        sampling=config.sampling,
+        sampling=stage.sampling or config.sampling,
         train=stage.train,
         streaming=config.session.streaming or stage.harness.streaming,  # type: ignore[arg-type]
         on_edit=config.session.on_edit,

@@ -11,14 +11,13 @@ from examples.make_tasks import operator_task, teacher_commands
 from examples.policy.batches import Example, copy_batch, loss_and_hits, pad
 from examples.policy.evaluation import SimulatedRollout, SimulatedTurn, figures, rollouts
 from examples.policy.induction import write_induction_heads
-from examples.policy.learn import shuffled, trajectory
+from examples.policy.learn import trajectory
 from examples.policy.make_policy import main
 from examples.policy.prompts import MiniPrompts
 from examples.policy.shell import Shell
 from polarlike.engines.base import EngineOptions
 from polarlike.engines.embedded import EmbeddedEngine
 from polarlike.engines.tiny import build_tiny_model
-from polarlike.records import Group, Score, Trajectory
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "policy" / "model"
 TASK = operator_task("dazu", "nebi", "boza", "lebu", wrong="//", right="%", phrasing=0, issue=0)
@@ -93,13 +92,6 @@ def test_a_turn_after_a_malformed_reply_opens_a_new_segment() -> None:
     first, second = trajectory(one, "r", 1.0).segments
     assert (first.ids.tolist(), first.loss_mask.nonzero()[0].tolist()) == ([0, 1, 2, 3, 4, 5], [3, 5])
     assert (second.ids.tolist(), second.loss_mask.nonzero()[0].tolist()) == ([0, 1, 2, 7, 8], [4])
-
-
-def test_the_control_deals_the_same_rewards_to_other_rollouts_of_the_group() -> None:
-    made = [Trajectory(str(k), "t", [], [], {}, Score(float(k))) for k in range(20)]
-    [dealt] = shuffled([Group("g", "t", made)], random.Random(0))
-    values = [t.score.value for t in dealt.trajectories]
-    assert sorted(values) == [float(k) for k in range(20)] and values != sorted(values)
 
 
 def rollout(commands: list[str], replies: int) -> SimulatedRollout:

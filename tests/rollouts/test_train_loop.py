@@ -1,6 +1,7 @@
 """The training loop over a random tiny policy: steps, versions, checkpoints, and going on after a kill."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from polarlike.config import RunConfig, load_config
 from polarlike.engines.base import CannotScore, PolicyWeights
 from polarlike.engines.embedded import EmbeddedEngine
-from polarlike.records import PolarError, Rollout
+from polarlike.records import Group, PolarError, Rollout, Score, Trajectory
 from polarlike.rollouts.evidence import audit
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.stage import open_stage
@@ -22,7 +23,7 @@ from polarlike.tasks import load_tasks
 from reconstruct import rebuild
 from trainers.base import TrainerOptions
 from trainers.grpo import create
-from trainers.loop import Loop
+from trainers.loop import Loop, shuffled
 
 # Writes what the policy said to a file; the verifier's reward is a bit of its length, so that groups vary.
 AGENT = """
@@ -205,3 +206,28 @@ async def test_an_engine_that_cannot_score_says_so_once(config: RunConfig, monke
     said = [m for m in folder.metrics() if m["kind"] == "rescore"]
     assert [(m["possible"], m["reason"]) for m in said] == [(False, "this server gives no logprobs of a prompt")]
     assert not any("rescore_max" in m for m in published(folder))
+
+
+def test_the_control_deals_the_same_rewards_to_other_rollouts_of_the_group() -> None:
+    made = [Trajectory(str(k), "t", [], [], {}, Score(float(k))) for k in range(20)]
+    [dealt] = shuffled([Group("g", "t", made)], random.Random(0))
+    assert [t.rollout_id for t in dealt.trajectories] == [str(k) for k in range(20)]
+    values = [t.score.value for t in dealt.trajectories]
+    assert sorted(values) == [float(k) for k in range(20)] and values != sorted(values)
+    assert [t.score.value for t in made] == [float(k) for k in range(20)]
+
+
+@pytest.mark.slow
+async def test_an_evaluation_also_measures_the_greedy_policy(config: RunConfig) -> None:
+    config.train = config.train.model_copy(update={"eval_greedy": True, "steps": 1, "eval_samples": 2})
+    told = await run(config)
+    evaluations = [v for kind, v in told if kind == "eval"]
+    assert [v["greedy_tasks"] for v in evaluations] == [1, 1]
+    store = Store(RunFolder(config.out).store_url)
+    temperatures: dict[str, set[float]] = {}
+    for rollout in store.rollouts():
+        for call in store.calls(rollout.session_id):
+            temperatures.setdefault(rollout.group_id.split("/")[0], set()).add(call.sampling.temperature)
+    assert temperatures == {
+        "eval0000": {1.0}, "greedy0000": {0.0}, "step0000": {1.0}, "eval0001": {1.0}, "greedy0001": {0.0},
+    }  # fmt: skip
