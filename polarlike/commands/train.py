@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polarlike import plugins
-from polarlike.commands import tables
+from polarlike.commands import curve, tables
 from polarlike.commands.progress import RolloutProgress
 from polarlike.config import RunConfig
 from polarlike.records import UsageError
@@ -38,7 +38,7 @@ async def run(config: RunConfig, console: Console) -> None:
                 console.print(_line(kind, values))
 
             total = config.samples * config.train.tasks_per_step * config.train.steps
-            total += 2 * len(eval_tasks) * config.train.eval_samples
+            total += 2 * len(eval_tasks) * (config.train.eval_samples + config.train.eval_greedy)
             with RolloutProgress(console, "train", total) as progress:
                 loop = Loop(
                     stage,
@@ -54,7 +54,8 @@ async def run(config: RunConfig, console: Console) -> None:
             console.print(tables.by_phase(tables.counted(stage.store.rollouts())))
             if folder.engine_log.is_file():
                 console.print(tables.fidelity_line(audit(stage.store, folder.engine_log)))
-        console.print(f"Run folder: {config.out}")
+        curve.draw(folder.metrics(), f"{config.trainer.name} through {config.harness.name}", config.out / "curve.png")
+        console.print(f"Run folder: {config.out} (its curve: curve.png)")
     finally:
         folder.close()
 
@@ -66,8 +67,9 @@ def print_run(folder: RunFolder, console: Console) -> None:
         table.add_column(name, justify="right")
     for m in folder.metrics():
         if m["kind"] == "eval":
-            reward = f"{m['reward']:.3f} [{m['low']:.3f}, {m['high']:.3f}]" if "reward" in m else "-"
-            table.add_row(f"eval {m['step']}", str(m["policy_version"]), "", reward)
+            for prefix, name in (("", "eval"), ("greedy_", "greedy")):
+                if f"{prefix}tasks" in m:
+                    table.add_row(f"{name} {m['step']}", str(m["policy_version"]), "", _interval(m, prefix))
         elif m["kind"] == "step":
             table.add_row(
                 f"step {m['step']}",
@@ -83,15 +85,22 @@ def print_run(folder: RunFolder, console: Console) -> None:
     console.print(table)
 
 
+def _interval(m: dict[str, Any], prefix: str) -> str:
+    if f"{prefix}reward" not in m:
+        return "-"
+    return f"{m[f'{prefix}reward']:.3f} [{m[f'{prefix}low']:.3f}, {m[f'{prefix}high']:.3f}]"
+
+
 def _number(value: float | None, form: str = "{:.3f}") -> str:
     return "-" if value is None else form.format(value)
 
 
 def _line(kind: str, values: dict[str, Any]) -> str:
     if kind == "eval":
-        reward = f"{values['reward']:.3f}" if "reward" in values else "none scored"
+        reward = _interval(values, "") if "reward" in values else "none scored"
+        greedy = f", greedy {_interval(values, 'greedy_')}" if "greedy_tasks" in values else ""
         version = values["policy_version"]
-        return f"evaluation of policy version {version}: reward {reward} on {values['tasks']} held-out tasks"
+        return f"evaluation of policy version {version}: reward {reward}{greedy} on {values['tasks']} held-out tasks"
     return (
         f"step {values['step']}: reward {_number(values.get('reward_mean'))}, grad norm "
         f"{_number(values.get('grad_norm'))}, policy version {values['policy_version']}"
