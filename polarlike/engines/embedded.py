@@ -28,8 +28,9 @@ import torch
 from polarlike.engines.attention import NAME, packed_attention
 from polarlike.engines.base import Chunk, EngineError, EngineOptions, GenerateRequest, PolicyWeights
 from polarlike.engines.batch import Batch, Sequence
+from polarlike.engines.checks import check_sampling, room_left
 from polarlike.engines.log import EngineLog
-from polarlike.engines.sampling import History, Uniforms, check_sampling, derived_seed, needs_history
+from polarlike.engines.sampling import History, Uniforms, derived_seed, needs_history
 from polarlike.engines.worker import Running, Worker
 from polarlike.plugins import nearest
 from polarlike.records import Ids, Logprobs, Sampling, UsageError
@@ -160,13 +161,7 @@ class EmbeddedEngine:
         self._check_ids(request.prompt_ids)
         check_sampling(request.sampling)
         prompt, sampling = request.prompt_ids, request.sampling
-        room = self.context_length - int(prompt.size)
-        if room <= 0:
-            raise EngineError(
-                f"The prompt has {prompt.size} tokens and the model's context holds {self.context_length}; "
-                "there is no room for a reply."
-            )
-        limit = min(sampling.max_tokens, room)
+        limit = room_left(int(prompt.size), self.context_length, sampling.max_tokens)
         ids = np.empty(prompt.size + limit, np.int32)
         ids[: prompt.size] = prompt
         seed = sampling.seed if sampling.seed is not None else derived_seed(self._options.seed, self._requests)

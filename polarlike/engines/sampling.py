@@ -17,24 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from polarlike.engines.base import EngineError
 from polarlike.records import Ids, Logprobs, Sampling
-
-
-def check_sampling(s: Sampling) -> None:
-    """Raises EngineError where a parameter has no meaning."""
-    problems = (
-        ("max_tokens", s.max_tokens, s.max_tokens >= 1, "at least 1"),
-        ("temperature", s.temperature, s.temperature >= 0, "0 or more"),
-        ("top_p", s.top_p, 0 < s.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", s.top_k, s.top_k >= 0, "0 (off) or more"),
-        ("repetition_penalty", s.repetition_penalty, s.repetition_penalty > 0, "above 0"),
-        ("presence_penalty", s.presence_penalty, -2 <= s.presence_penalty <= 2, "from -2 to 2"),
-        ("frequency_penalty", s.frequency_penalty, -2 <= s.frequency_penalty <= 2, "from -2 to 2"),
-    )
-    for name, value, good, rule in problems:
-        if not good:
-            raise EngineError(f"The sampling parameter {name} is {value}; it must be {rule}.")
 
 
 class Uniforms:

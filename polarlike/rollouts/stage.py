@@ -19,7 +19,9 @@ from polarlike.store import Store
 from sandbox.base import SandboxProvider
 
 
-def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None) -> Engine:
+def make_engine(
+    config: EngineConfig, *, seed: int = 0, log: Path | None = None, temperature: float | None = None
+) -> Engine:
     """The engine of a spec such as embedded:DIR. Raises UsageError."""
     kind, _, argument = config.spec.partition(":")
     if not kind or not argument:
@@ -34,6 +36,7 @@ def make_engine(config: EngineConfig, *, seed: int = 0, log: Path | None = None)
         seed=seed,
         dtype=config.dtype,
         max_batch=config.max_batch,
+        temperature=temperature,
         extra=config.options,
     )
     engine: Engine = factory(argument, options)
@@ -84,7 +87,8 @@ async def open_proxy(config: RunConfig, folder: RunFolder) -> AsyncIterator[Prox
     async with AsyncExitStack() as stack:
         store = Store(folder.store_url)
         stack.push_async_callback(store.close)
-        engine = make_engine(config.engine, seed=config.seed, log=folder.engine_log if config.engine.log else None)
+        log = folder.engine_log if config.engine.log else None
+        engine = make_engine(config.engine, seed=config.seed, log=log, temperature=config.sampling.temperature)
         stack.push_async_callback(engine.close)
         await engine.start()
         proxy = Proxy(engine, store, dialects)
