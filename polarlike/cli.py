@@ -43,6 +43,7 @@ Limit = Annotated[int | None, typer.Option(help="Only the first so many tasks.")
 Samples = Annotated[int | None, typer.Option(help="Rollouts a task.")]
 Concurrency = Annotated[int | None, typer.Option(help="Rollouts at once.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder; the same command again resumes it.")]
+StoreUrl = Annotated[str | None, typer.Option("--store", help="postgresql://USER@HOST/DATABASE in place of a file.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of task order and sampling.")]
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; wins over the harness's.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens a reply may have.")]
@@ -100,6 +101,7 @@ def collect(
     samples: Samples = None,
     concurrency: Concurrency = None,
     out: Out = None,
+    store: StoreUrl = None,
     seed: Seed = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -129,6 +131,7 @@ def train(
     eval_samples: Annotated[int | None, typer.Option(help="Rollouts a held-out task.")] = None,
     concurrency: Concurrency = None,
     out: Out = None,
+    store: StoreUrl = None,
     seed: Seed = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -148,6 +151,7 @@ def serve(
     model: Model = None,
     renderer: Renderer = None,
     out: Out = None,
+    store: StoreUrl = None,
     seed: Seed = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,

@@ -1,4 +1,4 @@
-"""polar show: a run's table, or one rollout turn by turn."""
+"""polar show: a run's table, or one rollout or served session turn by turn. Writes nothing."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from rich.markup import escape
 
 from polarlike.commands import tables
 from polarlike.commands.train import print_run
-from polarlike.records import Call, Message, Rollout, UsageError
+from polarlike.records import Call, Message, Rollout, Trajectory, UsageError
 from polarlike.rollouts.folder import RunFolder
-from polarlike.store import Store
+from polarlike.store import NoRun, Store
 from reconstruct import rebuild
 from reconstruct.fidelity import page
 
 
 def open_run(path: Path) -> tuple[RunFolder, Store]:
+    """The run at a path, for reading alone: its disk may be read-only. Raises UsageError where there is none."""
     folder = RunFolder(path)
-    if not (path / "store.db").is_file():
-        raise UsageError(f"There is no run at {path}; give the folder that polar collect or polar train wrote.")
-    return folder, Store(folder.store_url)
+    try:
+        if path.is_dir():
+            return folder, Store(folder.store_url, read_only=True)
+    except NoRun:
+        pass
+    raise UsageError(f"There is no run at {path}; give the folder that polar collect, train or serve wrote.")
 
 
 def show_run(path: Path, console: Console) -> None:
     folder, store = open_run(path)
     rollouts = tables.counted(store.rollouts())
+    served = [(s, store.calls(s.session_id)) for s in store.sessions() if not s.rollout_id]
+    if served:
+        console.print(tables.by_session(served))
+        return
     if any(m["kind"] == "step" for m in folder.metrics()):
         print_run(folder, console)
         console.print(tables.by_phase(rollouts))
@@ -39,8 +47,12 @@ def show_run(path: Path, console: Console) -> None:
 
 
 def show_rollout(path: Path, name: str, console: Console) -> None:
-    """`name` is a rollout id, the beginning of one, or a place such as operator-botu:0."""
+    """`name` is the id of a rollout or a served session, the beginning of one, or a place such as operator-botu:0."""
     _, store = open_run(path)
+    served = [s for s in store.sessions() if not s.rollout_id and s.session_id.startswith(name)]
+    if len(served) == 1:
+        _conversation(console, served[0].session_id, store.calls(served[0].session_id))
+        return
     found = [r for r in store.rollouts() if name == r.slot or r.rollout_id.startswith(name)]
     found = [r for r in found if r.slot == name][-1:] or found
     if len(found) != 1:
@@ -51,13 +63,29 @@ def show_rollout(path: Path, name: str, console: Console) -> None:
     ended = bool(rollout.harness_exit.get("reason"))
     trajectory = rebuild(calls, rollout_id=rollout.rollout_id, task_id=rollout.task_id, harness_ended=ended)
     console.rule(f"{rollout.rollout_id}  {rollout.task_id}  {_score(rollout)}")
+    _turns(console, calls, trajectory)
+    console.rule("score")
+    _print_score(console, rollout)
+    _fidelity(console, trajectory)
+
+
+def _conversation(console: Console, session_id: str, calls: list[Call]) -> None:
+    """A served session: nobody told when its agent ended, so its last reply waits for an echo."""
+    trajectory = rebuild(calls, rollout_id=session_id, task_id="", harness_ended=False)
+    console.rule(session_id)
+    _turns(console, calls, trajectory)
+    _fidelity(console, trajectory)
+
+
+def _turns(console: Console, calls: list[Call], trajectory: Trajectory) -> None:
     segment_of = {span.call_id: s.segment_id for s in trajectory.segments for span in s.spans}
     for call in calls:
         for message in call.new_messages:
             _message(console, message)
         _reply(console, call, segment_of.get(call.call_id))
-    console.rule("score")
-    _print_score(console, rollout)
+
+
+def _fidelity(console: Console, trajectory: Trajectory) -> None:
     console.rule("fidelity")
     console.print(escape(page(trajectory.fidelity)), highlight=False, end="")
 

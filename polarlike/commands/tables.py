@@ -1,15 +1,17 @@
-"""A run's rollouts as a table: by task, or by phase where the run trains."""
+"""A run's rollouts as a table: by task, or by phase where the run trains; a served run's sessions as another."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from rich.table import Table
 
-from polarlike.records import Rollout, RolloutStatus
+from polarlike.records import Call, Rollout, RolloutStatus
 from polarlike.rollouts.evidence import Evidence
 from polarlike.rollouts.stats import summarise
+from polarlike.store import SessionRecord
 
 
 def counted(rollouts: Iterable[Rollout]) -> list[Rollout]:
@@ -24,6 +26,25 @@ def by_task(rollouts: Iterable[Rollout]) -> Table:
 def by_phase(rollouts: Iterable[Rollout]) -> Table:
     """A training run's: one row a step and an evaluation."""
     return _table("phase", rollouts, lambda r: r.group_id.partition("/")[0])
+
+
+def by_session(served: Iterable[tuple[SessionRecord, list[Call]]]) -> Table:
+    """What `polar serve` recorded: a row a session, with how far its replies got."""
+    table = Table(title="Sessions", title_justify="left")
+    table.add_column("session", no_wrap=True)
+    for column in ("opened", "calls", "tokens", "versions", "replies"):
+        table.add_column(column, justify="right")
+    for session, calls in served:
+        states = Counter(call.delivery.value for call in calls)
+        table.add_row(
+            session.session_id,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(session.created)),
+            str(len(calls)),
+            str(sum(call.completion_ids.size for call in calls)),
+            _spans(sorted({int(v) for call in calls for v in call.versions})),
+            ", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "-",
+        )
+    return table
 
 
 def _table(name: str, rollouts: Iterable[Rollout], key: Callable[[Rollout], str]) -> Table:
