@@ -41,8 +41,8 @@ class MicroBatch:
     """Rows laid out for one forward. P laid-out tokens, R places where logits are needed, N trainable tokens.
 
     ids, positions: int64 [P]. sources: int64 [R] into ids, each with its temperature, float32 [R]. place: int64 [N]
-    into sources. targets: int64 [N]. old_logprobs, advantages, weights: float32 [N]. row: int64 [N] into rows.
-    unpacked_tokens: what the same rows cost when each is forwarded alone.
+    into sources. targets: int64 [N]. engine_logprobs, old_logprobs, advantages, weights: float32 [N]. row: int64 [N]
+    into rows, a row's tokens together. unpacked_tokens: what the same rows cost when each is forwarded alone.
     """
 
     rows: list[Row]
@@ -53,6 +53,7 @@ class MicroBatch:
     temperatures: Logprobs
     place: Index
     targets: Index
+    engine_logprobs: Logprobs
     old_logprobs: Logprobs
     advantages: Logprobs
     weights: Logprobs
@@ -147,6 +148,7 @@ def _lay_out(rows: list[Row], shared: Sequence[int], weights: list[Logprobs]) ->
         temperatures=keys[1].astype(np.float32),
         place=place.reshape(-1),
         targets=np.concatenate([row.targets for row in rows]),
+        engine_logprobs=np.concatenate([row.engine_logprobs for row in rows]),
         old_logprobs=np.concatenate([row.old_logprobs for row in rows]),
         advantages=np.concatenate([row.advantages for row in rows]),
         weights=np.concatenate(weights),

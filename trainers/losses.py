@@ -1,7 +1,7 @@
 """The policy loss over a flat list of trainable tokens, and what is measured on it. Knows torch, no model and no batch.
 
-All tensors are one-dimensional, one entry a trainable token of the batch. "old" logprobs are those the engine recorded
-when it sampled, at the segment's temperature (the behaviour policy).
+All tensors are one-dimensional, one entry a trainable token of the batch. "old" logprobs are what the ratio starts
+from: those the engine recorded when it sampled (the behaviour policy), or the trainer's own at the start of the step.
 
 What holds: `aggregation_weights` are computed once over a whole minibatch, and every loss is a weighted sum, so that
 cutting the minibatch into micro-batches leaves the gradient as it was.
@@ -9,6 +9,7 @@ cutting the minibatch into micro-batches leaves the gradient as it was.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,22 +43,67 @@ def aggregation_weights(
     return (1.0 / (counts[which] * max(counts.size, 1))).astype(np.float32)
 
 
-def clipped_ratio(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
-    """-min(u A, clip(u, 1 - clip_low, 1 + clip_high) A) per token, u = exp(logprob - old logprob).
+@dataclass(slots=True, frozen=True)
+class Shape:
+    """The loss of a token; the settings of the same names say what each does."""
 
-    Source: PPO (arXiv 1707.06347); two separate bounds as in DAPO (arXiv 2503.14476).
+    loss: Literal["clipped", "gspo", "cispo"] = "clipped"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    max_ratio: float | None = None
+
+
+def policy_loss(
+    shape: Shape, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, segment: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss of each token, and whether it is clipped (bool); segment: int64 [N], which segment a token is of.
+
+    With u = exp(logprob - old logprob):
+    clipped: -min(u A, clip(u) A), clip to [1 - clip_low, 1 + clip_high]; PPO (arXiv 1707.06347), separate bounds as in
+    DAPO (arXiv 2503.14476). dual_clip c bounds it by -c A where A < 0 (arXiv 1912.09729).
+    gspo: the same with u the geometric mean over the token's segment (arXiv 2507.18071).
+    cispo: -stop_gradient(clip(u)) A logprob (MiniMax-M1, arXiv 2506.13585).
+    max_ratio m: tokens with u outside of [1/m, m] have loss 0 and count as clipped.
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
+    log_ratio = logprobs - old_logprobs
+    if shape.loss == "gspo":
+        log_ratio = _segment_means(log_ratio, segment)
+    outside = torch.zeros_like(log_ratio, dtype=torch.bool)
+    if shape.max_ratio is not None:
+        outside = log_ratio.detach().abs() > math.log(shape.max_ratio)
+        # Not by a factor on the loss: an infinite ratio times 0 is no number.
+        log_ratio = torch.where(outside, 0.0, log_ratio)
+        advantages = torch.where(outside, 0.0, advantages)
+    ratio = torch.exp(log_ratio)
+    bounded = ratio.clamp(1.0 - shape.clip_low, 1.0 + shape.clip_high)
+    if shape.loss == "cispo":
+        return -bounded.detach() * advantages * logprobs, outside | (bounded != ratio)
+    gain = torch.minimum(ratio * advantages, bounded * advantages)
+    past = _past_bound(ratio, advantages, shape.clip_low, shape.clip_high)
+    if shape.dual_clip is not None:
+        least = shape.dual_clip * advantages
+        past = past | ((advantages < 0) & (gain < least))
+        gain = torch.where(advantages < 0, torch.maximum(gain, least), gain)
+    return -gain, outside | past
 
 
 def is_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """bool per token: u is past the bound on its advantage's side, so the token gives no gradient."""
-    ratio = torch.exp(logprobs - old_logprobs)
+    """bool per token: u is past the bound on its advantage's side, so the clipped loss gives no gradient."""
+    return _past_bound(torch.exp(logprobs - old_logprobs), advantages, clip_low, clip_high)
+
+
+def _past_bound(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     return ((advantages > 0) & (ratio > 1.0 + clip_high)) | ((advantages < 0) & (ratio < 1.0 - clip_low))
+
+
+def _segment_means(values: Tensor, segment: Tensor) -> Tensor:
+    """Each token's segment's mean; a segment's tokens stand together. Not by index_add, whose order of summing varies
+    from run to run on CUDA."""
+    parts: tuple[Tensor, ...] = values.split(  # type: ignore[no-untyped-call]
+        torch.unique_consecutive(segment, return_counts=True)[1].tolist()
+    )
+    return torch.cat([part.mean().expand(part.numel()) for part in parts])
 
 
 def k3(logprobs: Tensor, sampled_under: Tensor) -> Tensor:
@@ -79,14 +125,22 @@ class TokenSums:
     entropy: float = 0.0
     ratio_max: float = 0.0
 
-    def add(self, logprobs: Tensor, old_logprobs: Tensor, clipped: Tensor, entropy: Tensor) -> None:
-        """Adds one micro-batch; all tensors [n]."""
+    def add(
+        self,
+        logprobs: Tensor,
+        engine_logprobs: Tensor,
+        clipped: Tensor,
+        entropy: Tensor,
+        old_logprobs: Tensor | None = None,
+    ) -> None:
+        """Adds one micro-batch; all tensors [n]. old_logprobs: where the ratio does not start from the engine's."""
         logprobs = logprobs.detach()
+        old = engine_logprobs if old_logprobs is None else old_logprobs
         self.tokens += logprobs.numel()
-        self.kl_k3 += float(k3(logprobs, old_logprobs).sum())
+        self.kl_k3 += float(k3(logprobs, engine_logprobs).sum())
         self.clipped += float(clipped.sum())
         self.entropy += float(entropy.sum())
-        self.ratio_max = max(self.ratio_max, float(torch.exp(logprobs - old_logprobs).max()))
+        self.ratio_max = max(self.ratio_max, float(torch.exp(logprobs - old).max()))
 
     def merge(self, other: TokenSums) -> None:
         self.tokens += other.tokens

@@ -9,23 +9,28 @@ All values are floats under flat keys:
 - advantage_mean, advantage_std, advantage_max_abs over the trainable tokens that are left.
 - loss, grad_norm (before clipping): means over the optimizer steps. optimizer_steps, skipped_nonfinite; stepped is 1 if
   weights changed, else 0 (and loss and grad_norm are 0).
+- stopped_mismatch, stopped_epochs_kl: 1 if that guard ended the step.
+- correction_mean, correction_zero: mean of the tokens' weights under a correction, and the share of them that are 0
+  (1 and 0 without one).
 - kl_k3: mismatch of trainer and engine, measured before this step changed weights (on its first minibatch); on stale
-  tokens it holds the policy's own movement too. kl_k3_all, clip_fraction, entropy (nats), ratio_max: over all passes.
+  tokens it holds the policy's own movement too. kl_k3_all, clip_fraction, entropy (nats) and ratio_max, of the ratio
+  in the loss: over all passes.
 - staleness_max, staleness_mean: the trainer's version minus the oldest version in a rollout, over rollouts.
 - trainable_tokens: one pass. packed_tokens, unpacked_tokens: laid out over all passes, and what they would have been
   with each segment forwarded alone.
-- mass/ROLE: the role's share of the sum of |weight x advantage| over tokens; mass_task_max: the largest share of a
-  task.
+- mass/ROLE: the role's share of the sum of |weight x advantage| over tokens; mass_task/TASK that of each task, and
+  mass_task_max the largest of those.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from polarlike.records import Group
+from polarlike.records import Group, Logprobs
 from trainers.advantages import GroupKind
 from trainers.batch import MicroBatch
 from trainers.credit import Credit
@@ -60,7 +65,9 @@ class Tally:
         self._skipped = 0
         self._losses: list[float] = []
         self._norms: list[float] = []
-        self._first: TokenSums | None = None
+        self.first: TokenSums | None = None
+        self._stopped = {"stopped_mismatch": 0.0, "stopped_epochs_kl": 0.0}
+        self._corrections: list[Logprobs] = []
         self._all = TokenSums()
         self._packed = self._unpacked = 0
         self._roles: defaultdict[str, float] = defaultdict(float)
@@ -79,8 +86,17 @@ class Tally:
             self._roles[row.role] += float(share)
             self._tasks[row.task_id] += float(share)
 
+    def add_correction(self, weights: Logprobs) -> None:
+        """One segment's, by token."""
+        self._corrections.append(weights)
+
+    def end(self, guard: Literal["mismatch", "epochs_kl"], sums: TokenSums) -> None:
+        """A guard ended the step at a minibatch on which these were measured."""
+        self.first = self.first or sums
+        self._stopped[f"stopped_{guard}"] = 1.0
+
     def add_minibatch(self, sums: TokenSums, loss: float, grad_norm: float, finite: bool) -> None:
-        self._first = self._first or sums
+        self.first = self.first or sums
         self._all.merge(sums)
         if not finite:
             self._skipped += 1
@@ -91,6 +107,7 @@ class Tally:
 
     def metrics(self) -> dict[str, float]:
         whole = sum(self._roles.values()) or 1.0
+        corrections = np.concatenate(self._corrections) if self._corrections else np.ones(1, np.float32)
         means = self._all.means()
         return {
             "loss": _mean(self._losses),
@@ -98,10 +115,13 @@ class Tally:
             "stepped": float(self.optimizer_steps > 0),
             "optimizer_steps": float(self.optimizer_steps),
             "skipped_nonfinite": float(self._skipped),
+            **self._stopped,
+            "correction_mean": float(corrections.mean(dtype=np.float64)),
+            "correction_zero": float((corrections == 0).mean()),
             "advantage_mean": _mean(self._advantages),
             "advantage_std": float(self._advantages.std(ddof=1)) if self._advantages.size > 1 else 0.0,
             "advantage_max_abs": float(np.abs(self._advantages).max(initial=0.0)),
-            "kl_k3": (self._first or self._all).means()["kl_k3"],
+            "kl_k3": (self.first or self._all).means()["kl_k3"],
             "kl_k3_all": means["kl_k3"],
             "clip_fraction": means["clip_fraction"],
             "entropy": means["entropy"],
@@ -112,6 +132,7 @@ class Tally:
             "packed_tokens": float(self._packed),
             "unpacked_tokens": float(self._unpacked),
             **{f"mass/{role}": mass / whole for role, mass in sorted(self._roles.items())},
+            **{f"mass_task/{task}": mass / whole for task, mass in sorted(self._tasks.items())},
             "mass_task_max": max(self._tasks.values(), default=0.0) / whole,
         }
 

@@ -22,14 +22,17 @@ class Row:
     """One segment with something to learn.
 
     ids: int32 [T], cut before its last trainable token (nothing is conditioned on that one). sources: int64 [n], where
-    in ids the token before each trainable token stands. targets: int64 [n], the trainable tokens. old_logprobs,
-    advantages: float32 [n]. calls: int64 [n], which of the segment's trainable calls a token was sampled by: 0, 1, ...
+    in ids the token before each trainable token stands. targets: int64 [n], the trainable tokens. engine_logprobs:
+    float32 [n], as recorded. old_logprobs: float32 [n], what the loss's ratio starts from: the same, until a trainer
+    puts its own there. advantages: float32 [n]. calls: int64 [n], which of the segment's trainable calls a token was
+    sampled by: 0, 1, ...
     segment and rollout: indices unique in the step. oldest: the lowest policy version of its tokens.
     """
 
     ids: Ids
     sources: Index
     targets: Index
+    engine_logprobs: Logprobs
     old_logprobs: Logprobs
     advantages: Logprobs
     calls: Index
@@ -65,13 +68,13 @@ def _rows(trajectory: Trajectory, task_id: str, first_segment: int, rollout: int
         where = np.flatnonzero(segment.loss_mask)
         if where.size == 0:
             continue
-        old = segment.logprobs[where].astype(np.float32)
+        recorded = segment.logprobs[where].astype(np.float32)
         name = f"Segment {segment.segment_id} of rollout {trajectory.rollout_id}"
         if where[0] == 0:
             raise PolarError(
                 f"{name} has a trainable first token, which has no context; rebuild the run's trajectories."
             )
-        if not np.isfinite(old).all():
+        if not np.isfinite(recorded).all():
             raise PolarError(f"{name} has a trainable token without a finite logprob; leave it out of training.")
         if segment.temperature <= 0:
             raise PolarError(f"{name} was sampled at temperature 0, where no gradient exists; sample above 0 to train.")
@@ -79,7 +82,8 @@ def _rows(trajectory: Trajectory, task_id: str, first_segment: int, rollout: int
             ids=segment.ids[: where[-1]],
             sources=where - 1,
             targets=segment.ids[where].astype(np.int64),
-            old_logprobs=old,
+            engine_logprobs=recorded,
+            old_logprobs=recorded,
             advantages=np.zeros(where.size, np.float32),
             calls=_calls(segment, where),
             temperature=segment.temperature,
@@ -116,6 +120,7 @@ def scoring_row(ids: Ids, start: int, temperature: float) -> Row:
         ids=ids[:-1],
         sources=where - 1,
         targets=ids[start:].astype(np.int64),
+        engine_logprobs=zeros,
         old_logprobs=zeros,
         advantages=zeros,
         calls=np.zeros(where.size, np.int64),

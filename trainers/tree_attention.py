@@ -66,6 +66,8 @@ def attention(
             "This model's attention is more than a softmax over scaled scores; "
             "set share_prefixes: false in the trainer's settings."
         )
+    # Under autocast the norms of queries and keys leave them wider than the values.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     repeats = query.shape[1] // key.shape[1]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     merged: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]
@@ -77,8 +79,8 @@ def attention(
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
-        out = torch.empty_like(query)
-        sums = query.new_empty(query.shape[:3])
+        out = torch.empty_like(query, dtype=torch.float32)
+        sums = query.new_empty(query.shape[:3], dtype=torch.float32)
         for block in blocks:
             (q0, q1), (k0, k1) = block.query, block.key
             part, part_sums = _attend(query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], block.causal, scale)
@@ -90,6 +92,7 @@ class _TreeAttention(torch.autograd.Function):
             out[:, :, q0:q1].mul_(torch.exp(before - total).unsqueeze(-1))
             out[:, :, q0:q1].addcmul_(part, torch.exp(part_sums - total).unsqueeze(-1))
             sums[:, :, q0:q1] = total
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.blocks, ctx.scale = blocks, scale
         return out
@@ -97,7 +100,7 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, out, sums = ctx.saved_tensors
-        dq, dk, dv = (torch.zeros_like(x) for x in (query, key, value))
+        dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value))
         for block in ctx.blocks:
             q, k = slice(*block.query), slice(*block.key)
             parts = _attend_backward(
@@ -106,7 +109,7 @@ class _TreeAttention(torch.autograd.Function):
             )  # fmt: skip
             for whole, part, where in zip((dq, dk, dv), parts, (q, k, k), strict=True):
                 whole[:, :, where] += part
-        return dq, dk, dv, None, None
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -130,8 +133,9 @@ def _attend_backward(
 
 
 def _scores(q: Tensor, k: Tensor, start: int, causal: bool, scale: float) -> Tensor:
-    """Scaled scores of queries that stand at start, start + 1, ... of the block; -inf on keys behind them if causal."""
-    scores = (q @ k.transpose(-1, -2)) * scale
+    """Scaled scores, float32, of queries that stand at start, start + 1, ... of the block; if causal, -inf on keys
+    behind them."""
+    scores = (q @ k.transpose(-1, -2)).float() * scale
     if causal:
         rows = torch.arange(start, start + q.shape[2], device=q.device)
         scores.masked_fill_(torch.arange(k.shape[2], device=q.device) > rows[:, None], -torch.inf)
@@ -144,7 +148,7 @@ def plain_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
     for start in range(0, q.shape[2], QUERY_CHUNK):
         scores = _scores(q[:, :, start : start + QUERY_CHUNK], k, start, causal, scale)
         sums.append(scores.logsumexp(-1))
-        outs.append(torch.exp(scores - sums[-1].unsqueeze(-1)) @ v)
+        outs.append(torch.exp(scores - sums[-1].unsqueeze(-1)).to(v.dtype) @ v)
     return torch.cat(outs, 2), torch.cat(sums, 2)
 
 
@@ -156,9 +160,9 @@ def plain_attend_backward(
     for start in range(0, q.shape[2], QUERY_CHUNK):
         rows = slice(start, start + QUERY_CHUNK)
         weights = torch.exp(_scores(q[:, :, rows], k, start, causal, scale) - sums[:, :, rows].unsqueeze(-1))
-        delta = (grad[:, :, rows] * out[:, :, rows]).sum(-1, keepdim=True)
-        d_scores = weights * (grad[:, :, rows] @ v.transpose(-1, -2) - delta) * scale
-        dv += weights.transpose(-1, -2) @ grad[:, :, rows]
+        delta = (grad[:, :, rows].float() * out[:, :, rows]).sum(-1, keepdim=True)
+        d_scores = (weights * (grad[:, :, rows] @ v.transpose(-1, -2) - delta) * scale).to(q.dtype)
+        dv += weights.to(v.dtype).transpose(-1, -2) @ grad[:, :, rows]
         dk += d_scores.transpose(-1, -2) @ q[:, :, rows]
         dq[:, :, rows] = d_scores @ k
     return dq, dk, dv
