@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -27,8 +29,21 @@ def open_run(path: Path) -> tuple[RunFolder, Store]:
     raise UsageError(f"There is no run at {path}; give the folder that polar collect, train or serve wrote.")
 
 
-def show_run(path: Path, console: Console) -> None:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[RunFolder, Store]]:
     folder, store = open_run(path)
+    try:
+        yield folder, store
+    finally:
+        store.close_blocking()
+
+
+def show_run(path: Path, console: Console) -> None:
+    with _opened(path) as (folder, store):
+        _run(folder, store, console)
+
+
+def _run(folder: RunFolder, store: Store, console: Console) -> None:
     rollouts = tables.counted(store.rollouts())
     served = [(s, store.calls(s.session_id)) for s in store.sessions() if not s.rollout_id]
     if served:
@@ -48,7 +63,11 @@ def show_run(path: Path, console: Console) -> None:
 
 def show_rollout(path: Path, name: str, console: Console) -> None:
     """`name` is the id of a rollout or a served session, the beginning of one, or a place such as operator-botu:0."""
-    _, store = open_run(path)
+    with _opened(path) as (_, store):
+        _named(path, store, name, console)
+
+
+def _named(path: Path, store: Store, name: str, console: Console) -> None:
     served = [s for s in store.sessions() if not s.rollout_id and s.session_id.startswith(name)]
     if len(served) == 1:
         _conversation(console, served[0].session_id, store.calls(served[0].session_id))
