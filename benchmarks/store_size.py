@@ -1,10 +1,12 @@
 """What the store costs: bytes a call at 1, 10 and 100 turns, calls a second, and the encodings that were chosen among.
 
-    python benchmarks/store_size.py [--turns 100] [--calls 2000] [--folder DIR]
+    python benchmarks/store_size.py [--turns 100] [--calls 2000] [--folder DIR] [--postgres URL]
 
 Turns are cut from Python's own library: each adds a file's piece of 400 tokens as tool output and samples 150 tokens.
 Ids are ranks of word pieces by frequency, as byte-pair vocabularies are ordered; logprobs are those of a softmax over
-noisy logits in float32. The folder decides which disk is synced to. Knows the store's surface and codec.
+noisy logits in float32. The folder decides which disk is synced to. With a PostgreSQL URL, both databases are measured;
+the run's schema there is dropped at the end. CPU seconds are this process's own, the server's are not in them. Knows
+the store's surface and codec.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sqlalchemy as sa
 from polarlike.records import Call, Cause, Delivery, Ids, Logprobs, Message, Sampling, Tool, new_id
 from polarlike.store import Store
 from polarlike.store.codec import compress, pack_tokens, varints
+from polarlike.store.url import parse
 from reconstruct import rebuild
 
 ADDED, SAMPLED = 400, 150
@@ -102,32 +105,67 @@ class Conversation:
         return out
 
 
-def size(path: Path) -> int:
-    return sum(f.stat().st_size for f in path.parent.glob(path.name + "*"))
+class Place:
+    """Where stores are made: SQLite files in a folder, or schemas of a PostgreSQL database."""
+
+    def __init__(self, folder: Path, postgres: str = ""):
+        self.folder, self.postgres = folder, postgres
+        self.mark = new_id("bench")[:14]
+
+    def url(self, name: str) -> str:
+        if not self.postgres:
+            return f"sqlite:///{self.folder / name}.db"
+        return f"{self.postgres}{'&' if '?' in self.postgres else '?'}schema={self.mark}_{name.lower()}"
+
+    def size(self, name: str) -> int:
+        """Bytes on disk: the file and its log, or the schema's tables with their indexes and large values."""
+        if not self.postgres:
+            return sum(f.stat().st_size for f in self.folder.glob(f"{name}.db*"))
+        found = self._ask(
+            "select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint from pg_class c join pg_namespace n "
+            f"on n.oid = relnamespace where nspname = '{self.mark}_{name}' and relkind = 'r'"
+        )
+        return int(found)
+
+    def drop(self, name: str) -> None:
+        if self.postgres:
+            self._ask(f"drop schema {self.mark}_{name.lower()} cascade; select 0")
+
+    def _ask(self, query: str) -> Any:
+        engine = sa.create_engine(parse(self.postgres), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            found = None
+            for part in query.split("; "):
+                result = connection.exec_driver_sql(part)
+                found = result.scalar() if result.returns_rows else None
+        engine.dispose()
+        return found
 
 
-async def sizes(conversation: Conversation, folder: Path, most: int) -> None:
-    print(f"{'turns':>8}{'file bytes':>14}{'bytes a call':>14}{'and a session more':>20}")
+async def sizes(conversation: Conversation, place: Place, most: int) -> None:
+    print(f"{'turns':>8}{'bytes':>14}{'bytes a call':>14}{'and a session more':>20}")
     for turns in sorted({1, 10, 100, most}):
-        path = folder / f"size{turns}.db"
+        name = f"size{turns}"
         growth = []
-        for _ in range(2):  # the second session shares the system prompt and tools of the first
-            before = size(path) if path.exists() else 0
-            store = Store(f"sqlite:///{path}")
-            for call in conversation.calls(turns):
-                await store.put_call(call)
+        for session in range(2):  # the second session shares the system prompt and tools of the first
+            before = place.size(name) if session else 0
+            store = Store(place.url(name))
+            await asyncio.gather(*map(store.put_call, conversation.calls(turns)))
             await store.close()
-            growth.append(size(path) - before)
+            growth.append(place.size(name) - before)
+        place.drop(name)
         print(f"{turns:>8}{growth[0]:>14,}{growth[0] / turns:>14,.0f}{growth[1] / turns:>15,.0f} a call")
 
 
-async def speed(conversation: Conversation, folder: Path, count: int, synchronous: str) -> None:
-    path = folder / f"speed_{synchronous}.db"
-    store = Store(f"sqlite:///{path}")
+async def speed(conversation: Conversation, place: Place, count: int, synchronous: str) -> None:
+    name = f"speed_{synchronous}"
+    store = Store(place.url(name))
+    set_to = f"pragma synchronous={synchronous}" if not place.postgres else f"set synchronous_commit to {synchronous}"
 
     @sa.event.listens_for(store._engine, "connect")
     def connect(connection: Any, _: Any) -> None:
-        connection.execute(f"pragma synchronous={synchronous}")
+        connection.execute(set_to)
+        connection.commit()
 
     store._engine.dispose()
     single = []
@@ -142,30 +180,32 @@ async def speed(conversation: Conversation, folder: Path, count: int, synchronou
             await store.put_call(call)
             await store.update_delivery(call.call_id, Delivery.FLUSHED, 0)
 
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     await asyncio.gather(*map(lane, lanes))
-    took = time.perf_counter() - start
+    took, busy = time.perf_counter() - start, time.process_time() - busy
     written = sum(map(len, lanes))
     print(
         f"synchronous={synchronous:<7} one in flight: {np.median(single):.2f} ms (p95 {np.percentile(single, 95):.2f});"
-        f" 16 in flight, call and delivery: {written / took:,.0f} calls/s"
+        f" 16 in flight, call and delivery: {written / took:,.0f} calls/s, {1000 * busy / written:.2f} CPU ms a call"
     )
     await store.close()
+    place.drop(name)
 
 
-async def reading(conversation: Conversation, folder: Path) -> None:
-    store = Store(f"sqlite:///{folder / 'reading.db'}")
+async def reading(conversation: Conversation, place: Place) -> None:
+    store = Store(place.url("reading"))
     calls = conversation.calls(1000)
     await asyncio.gather(*map(store.put_call, calls))
-    start = time.perf_counter()
+    start = time.process_time()
     got = store.calls(calls[0].session_id)
-    read = time.perf_counter() - start
-    start = time.perf_counter()
+    read = time.process_time() - start
+    start = time.process_time()
     trajectory = rebuild(got, rollout_id="r", task_id="t", harness_ended=True)
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     tokens = sum(s.ids.size for s in trajectory.segments)
-    print(f"a session of 1,000 turns: read {read:.3f} s, rebuilt {took:.3f} s into {tokens:,} tokens")
+    print(f"a session of 1,000 turns: read {read:.3f} CPU s, rebuilt {took:.3f} CPU s into {tokens:,} tokens")
     await store.close()
+    place.drop("reading")
 
 
 def encodings(conversation: Conversation) -> None:
@@ -215,15 +255,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=100, help="the longest conversation")
     parser.add_argument("--calls", type=int, default=2000, help="calls written to measure speed")
     parser.add_argument("--folder", type=Path, default=None, help="where the files go; a temporary folder by default")
+    parser.add_argument("--postgres", default="", help="postgresql://USER@HOST/DATABASE, to measure that too")
     args = parser.parse_args()
-    conversation = Conversation()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        folder = Path(name)
-        asyncio.run(sizes(conversation, folder, args.turns))
-        for synchronous in ("FULL", "NORMAL"):
-            asyncio.run(speed(conversation, folder, args.calls, synchronous))
-        asyncio.run(reading(conversation, folder))
-    encodings(conversation)
+        for postgres in sorted({"", args.postgres}):
+            print("PostgreSQL" if postgres else "SQLite")
+            conversation, place = Conversation(), Place(Path(name), postgres)
+            asyncio.run(sizes(conversation, place, args.turns))
+            for synchronous in ("ON", "OFF") if postgres else ("FULL", "NORMAL"):
+                asyncio.run(speed(conversation, place, args.calls, synchronous))
+            asyncio.run(reading(conversation, place))
+    encodings(Conversation())
 
 
 if __name__ == "__main__":
