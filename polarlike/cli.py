@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from polarlike.config import RunConfig, load_config
+from polarlike.config import RunConfig, load_config, parse_settings
 from polarlike.records import PolarError
 
 app = typer.Typer(
@@ -48,6 +48,10 @@ Seed = Annotated[int | None, typer.Option(help="Seed of task order and sampling.
 Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; wins over the harness's.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Tokens a reply may have.")]
 MaxCalls = Annotated[int | None, typer.Option(help="Model calls a rollout may make.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its dotted name; again for more."),
+]
 EngineLog = Annotated[bool | None, typer.Option("--engine-log", help="Keep the engine's own log as evidence.")]
 
 
@@ -69,7 +73,8 @@ def _config(file: Path | None, flags: dict[str, Any]) -> RunConfig:
         "eval_tasks": "train.eval_tasks",
         "eval_samples": "train.eval_samples",
     }
-    return load_config(file, {names.get(flag, flag): value for flag, value in flags.items()})
+    named = parse_settings(flags.pop("settings", None) or [])
+    return load_config(file, {names.get(flag, flag): value for flag, value in flags.items()} | named)
 
 
 def _version(asked: bool) -> None:
@@ -107,6 +112,7 @@ def collect(
     max_tokens: MaxTokens = None,
     max_calls: MaxCalls = None,
     engine_log: EngineLog = None,
+    settings: Set = None,
 ) -> None:
     from polarlike.commands import collect as work
 
@@ -137,6 +143,7 @@ def train(
     max_tokens: MaxTokens = None,
     max_calls: MaxCalls = None,
     engine_log: EngineLog = None,
+    settings: Set = None,
 ) -> None:
     """Train the policy through the agent: collect, step, publish, again."""
     from polarlike.commands import train as work
@@ -156,6 +163,7 @@ def serve(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     engine_log: EngineLog = None,
+    settings: Set = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(max=65535, help="Port of the model routes; 0 is any free one.")] = 8000,
     admin_port: Annotated[

@@ -174,5 +174,19 @@ def load_config(file: Path | None, overrides: dict[str, Any]) -> RunConfig:
         raise UsageError(said[0].upper() + said[1:]) from e
 
 
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """`NAME=VALUE` texts, the value in YAML, as overrides. Raises UsageError."""
+    settings = {}
+    for text in given:
+        name, found, value = text.partition("=")
+        if not found or not name:
+            raise UsageError(f"--set {text} has no value; write it as NAME=VALUE, for example train.steps=4.")
+        try:
+            settings[name] = yaml.safe_load(value)
+        except yaml.YAMLError as e:
+            raise UsageError(f"The value of --set {text} is not valid YAML; quote it.") from e
+    return settings
+
+
 def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polarlike.config import RunConfig, load_config, to_yaml
+from polarlike.config import RunConfig, load_config, parse_settings, to_yaml
 from polarlike.records import UsageError
 
 
@@ -57,3 +57,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_config_written_to_a_run_folder_reads_back_the_same() -> None:
     config = load_config(None, {"tasks": "t", "engine.model": Path("m"), "sampling.temperature": 0.5})
     assert RunConfig.model_validate(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_any_setting_can_be_given_by_its_dotted_name() -> None:
+    given = ["train.shuffle_rewards=true", "trainer.settings.lr=1e-3", "engine.options={threads: 2}", "out=a=b"]
+    config = load_config(None, parse_settings(given))
+    assert config.train.shuffle_rewards is True
+    assert config.trainer.settings == {"lr": "1e-3"}  # YAML 1.1 reads it as text; the trainer takes it as a number
+    assert config.engine.options == {"threads": 2}
+    assert config.out == Path("a=b")
+
+
+@pytest.mark.parametrize(("text", "said"), [("train.steps", "NAME=VALUE"), ("=4", "NAME=VALUE"), ("a={", "YAML")])
+def test_a_setting_without_a_name_or_value_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_settings([text])
