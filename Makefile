@@ -13,25 +13,31 @@ export HF_HUB_OFFLINE = 1
 export TRANSFORMERS_VERBOSITY = error
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 
-.PHONY: demo test lint check setup policy vllm vllm-serve clean
+.PHONY: demo test lint check setup setup-dev policy vllm vllm-serve bench clean
 
+# What the demo needs, and what the tests need beyond it.
 setup: $(VENV)/.ready
+setup-dev: $(VENV)/.ready-dev
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[train,docker,postgres,dev]" --config-settings editable_mode=compat
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[train,docker]" --config-settings editable_mode=compat
 	touch $@
 
-# The whole loop through a real agent: collect with the scripted teacher, two training steps, evaluation.
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[train,docker,trl,postgres,teachers,dev]" --config-settings editable_mode=compat
+	touch $@
+
+# The main job: a policy learns, through a real agent, to do tasks it never saw; a picture of its curve at the end.
 demo: setup
 	SANDBOX=$(SANDBOX) DEMO=$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-test: setup
+test: setup-dev
 	$(BIN)/python -m pytest
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -40,6 +46,10 @@ lint: setup
 check: setup
 	$(BIN)/polar tasks check examples/tasks/train --sandbox $(SANDBOX)
 	$(BIN)/polar tasks check examples/tasks/heldout --sandbox $(SANDBOX)
+
+# Makes the example policy again (about 15 minutes on 2 cores), with mini-swe-agent's prompts as installed for the demo.
+policy: setup
+	$(BIN)/python -m examples.policy.make_policy
 
 # vLLM's CPU build in a virtual environment of its own (3.3 GB), for `make vllm-serve` and the tests marked vllm.
 vllm: $(VLLM_VENV)/.ready-$(VLLM)
@@ -60,5 +70,9 @@ $(VLLM_VENV)/.ready-$(VLLM):
 vllm-serve: vllm
 	examples/serve_vllm.sh "$(MODEL)" $(PORT)
 
+# Measures this machine and writes docs/benchmarks.md.
+bench: setup-dev
+	$(BIN)/python -m benchmarks.table
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) .venv-peer runs

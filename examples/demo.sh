@@ -11,5 +11,5 @@ polar doctor --model examples/policy/model
 echo "== Collect: a scripted teacher through mini-swe-agent"
 polar collect --config examples/demo-collect.yaml --sandbox "$sandbox" --out "$out/collect"
 
-echo "== Train: two GRPO steps, and held-out tasks before and after"
+echo "== Train: GRPO, and held-out tasks before and after, sampled and greedy"
 polar train --config examples/demo-train.yaml --sandbox "$sandbox" --out "$out/train"
