@@ -21,18 +21,25 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The files of a PEFT folder, by the names that PEFT and vLLM look for."""
 
 
-def attach(model: Any, settings: LoraSettings, seed: int) -> Any:
-    """Puts a fresh adapter, which changes no output yet, into the model; returns PEFT's wrapper around it. Equal seeds
-    give equal adapters. Raises UsageError if no layer has one of the names that were asked for."""
-    from peft import LoraConfig, get_peft_model
+def lora_config(settings: LoraSettings) -> Any:
+    """PEFT's configuration."""
+    from peft import LoraConfig
 
-    config = LoraConfig(
+    return LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=0.0,  # the engine samples without
         target_modules=settings.targets or "all-linear",
     )
+
+
+def attach(model: Any, settings: LoraSettings, seed: int) -> Any:
+    """Puts a fresh adapter, which changes no output yet, into the model; returns PEFT's wrapper around it. Equal seeds
+    give equal adapters. Raises UsageError if no layer has one of the names that were asked for."""
+    from peft import get_peft_model
+
+    config = lora_config(settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -17,10 +17,16 @@ from pydantic import BaseModel, ValidationError
 from polarlike.records import UsageError
 from polarlike.strict import explain
 from trainers.settings import WITHOUT_EFFECT, GrpoSettings
+from trainers.trl_settings import SftSettings, TrlAsyncGrpoSettings, TrlGrpoSettings
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
-TRAINERS: dict[str, type[BaseModel]] = {"grpo": GrpoSettings}
+TRAINERS: dict[str, type[BaseModel]] = {
+    "grpo": GrpoSettings,
+    "trl-grpo": TrlGrpoSettings,
+    "trl-async-grpo": TrlAsyncGrpoSettings,
+    "sft": SftSettings,
+}
 """Settings models by the trainer's name in the config."""
 
 
