@@ -1,0 +1,165 @@
+"""Writes docs/benchmarks.md: runs the gateway and trainer benchmarks on this machine and makes tables of their figures.
+
+Every figure in that page comes from here; nobody edits it. Reads what the benchmarks write with --json and knows
+nothing of how they measure. A peer is installed into a virtual environment of its own, .venv-peer, at pinned versions.
+
+    python -m benchmarks.table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.machine import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+Figure = dict[str, float]
+
+
+def row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join([row(head), row(["---"] * len(head)), *map(row, rows)])
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def figure(found: Figure | None) -> str:
+    """Median, and least to most."""
+    if found is None:
+        return "-"
+    return f"{number(found['median'])} ({number(found['min'])} to {number(found['max'])})"
+
+
+# ------------------------------------------------------------ the gateway benchmark
+
+
+def gateway_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a row says, and the figure's name."""
+    lowest, *_ = concurrencies = sorted(map(int, found["workload"]["sessions"]))
+    rows = [(f"calls/s, {c} at once", f"calls_per_s_{c}") for c in concurrencies]
+    rows += [(f"calls/s until on disk, {c} at once", f"calls_until_on_disk_per_s_{c}") for c in concurrencies]
+    for kind, said in (("first", "first call"), ("continuing", "continuing call")):
+        rows += [(f"{said}, {lowest} at once, {q}, ms", f"{kind}_{q}_ms") for q in ("p50", "p95")]
+        rows += [(f"added to a {said}, {q}, ms", f"added_{kind}_{q}_ms") for q in ("p50", "p95")]
+    return [
+        *rows,
+        ("CPU of the gateway a call, ms", "cpu_ms_per_call"),
+        ("memory at rest, MiB", "memory_at_rest_mib"),
+        ("memory a call, sessions open, KiB", "memory_kib_per_call_open"),
+        ("memory a call, sessions closed, KiB", "memory_kib_per_call_closed"),
+        ("disk a call, bytes", "disk_bytes_per_call"),
+    ]
+
+
+def kept_rows(kept: dict[str, dict[str, int]], names: list[str]) -> list[list[str]]:
+    def share(name: str, part: str, whole: str) -> str:
+        counts = kept[name]
+        return f"{counts[part]} of {counts[whole]}" if part in counts else "-"
+
+    asked = [
+        ("prompt ids kept as the engine had them, calls", "prompt_ids", "calls"),
+        ("sampled ids kept, calls", "completion_ids", "calls"),
+        ("logprobs kept, calls", "logprobs", "calls"),
+        ("continuing calls on the exact ids of the turn before", "exact", "continuing"),
+        ("the same, where that turn spelled a word as no tokenizer would", "exact_odd", "continuing_odd"),
+        ("replies that clients held at `kill -9` and that are lost", "lost", "received"),
+    ]
+    return [[said, *(share(name, part, whole) for name in names)] for said, part, whole in asked]
+
+
+def gateway_table(found: dict[str, Any]) -> str:
+    setups, names = found["setups"], list(found["setups"])
+    workload = found["workload"]
+    sizes = ", ".join(f"{name} {count:,}" for name, count in workload["prompt_tokens_per_call"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    rows = [
+        [said, *(figure(setups[name].get(key)) for name in names)]
+        for said, key in gateway_rows(found)
+        if any(key in setups[name] for name in names)
+    ]
+    return "\n".join(
+        [
+            f"Conversations of {workload['turns']} turns; prompt tokens a call as the upstream counted them: {sizes}. "
+            f"Medians of {workload['repeats']} interleaved repeats (least to most).",
+            "",
+            grid(["", *names], rows),
+            "",
+            grid(["kept", *names], kept_rows(found["kept"], names)),
+            "",
+            *[f"- {note}" for note in found["notes"]],
+            "",
+            f"{machine.line(found['machine'])}. Versions: {versions}.",
+        ]
+    )
+
+
+# ------------------------------------------------------------ the page
+
+
+def peer_python(folder: Path) -> Path:
+    """The Python of a virtual environment with the peer gateway, made where it is not there."""
+    python = folder / "bin" / "python"
+    wanted = Path(__file__).with_name("peer-requirements.txt")
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(wanted)], check=True)
+    return python
+
+
+def measured(module: str, *flags: str) -> dict[str, Any]:
+    """What `python -m MODULE --json FILE` wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "out.json"
+        subprocess.run([sys.executable, "-m", module, *flags, "--json", str(file)], cwd=ROOT, check=True)
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+
+def page(gateway: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            "# Benchmarks",
+            "",
+            "Written by `python -m benchmarks.table` (`make bench`); run it to have your own machine's figures.",
+            "",
+            "## The proxy between agents and a model server",
+            "",
+            gateway_table(gateway),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the benchmarks and write docs/benchmarks.md")
+    parser.add_argument("--quick", action="store_true", help="a few calls, to see that all of it works")
+    parser.add_argument("--gateway", type=Path, help="figures that benchmarks.gateway wrote before, not measured again")
+    parser.add_argument("--out", type=Path, default=PAGE)
+    options = parser.parse_args()
+    quick = ["--quick"] if options.quick else []
+    if options.gateway:
+        gateway = json.loads(options.gateway.read_text())
+    else:
+        peer = peer_python(ROOT / ".venv-peer")
+        gateway = measured("benchmarks.gateway", "--peer", str(peer), *quick)
+    options.out.write_text(page(gateway))
+
+
+if __name__ == "__main__":
+    main()
