@@ -4,12 +4,15 @@ A trainer declares what it honours by its model alone: an option it lacks, or a 
 UsageError that names the trainer, and the trainers that do have it. Knows settings; imports no torch, so a trainer's
 settings model stands in a module that does not either.
 
-`python -m trainers.honours` prints the table of docs/trainers.md.
+`python -m trainers.honours docs/trainers.md` writes the table of that page anew.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import typing
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,6 +31,8 @@ TRAINERS: dict[str, type[BaseModel]] = {
     "sft": SftSettings,
 }
 """Settings models by the trainer's name in the config."""
+
+MARKS = ("<!-- honours -->", "<!-- /honours -->")
 
 
 def parse(trainer: str, model: type[Settings], table: dict[str, Any]) -> Settings:
@@ -81,7 +86,10 @@ def _cell(model: type[BaseModel], option: str) -> str:
     if choices:
         marked = [f"**{c}**" if c == field.get_default() else str(c) for c in choices]
         return ", ".join(marked)
-    return "a table" if isinstance(field.get_default(), BaseModel) else f"{field.get_default()}"
+    default = field.get_default()
+    if isinstance(default, BaseModel | dict):
+        return "a table"
+    return "unset" if default is None else json.dumps(default).strip('"')
 
 
 def _literals(annotation: Any) -> list[Any]:
@@ -90,5 +98,13 @@ def _literals(annotation: Any) -> list[Any]:
     return [value for argument in typing.get_args(annotation) for value in _literals(argument)]
 
 
+def written(page: str) -> str:
+    """The page with the table between its two marks as it is now."""
+    before, _, rest = page.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    return f"{before}{MARKS[0]}\n{table()}{MARKS[1]}{after}"
+
+
 if __name__ == "__main__":
-    print(table(), end="")
+    path = Path(sys.argv[1])
+    path.write_text(written(path.read_text()))

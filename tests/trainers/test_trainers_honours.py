@@ -1,5 +1,6 @@
 """What each trainer honours, with a second trainer that honours less."""
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -14,6 +15,9 @@ class Lesser(BaseModel):
     model_config = ConfigDict(extra="forbid")
     advantage: Literal["grpo", "rloo"] = "grpo"
     queue: int = 4
+
+
+REAL = dict(honours.TRAINERS)
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +63,11 @@ def test_the_table_has_a_column_a_trainer_and_its_values() -> None:
     assert lines[0] == "| option | `grpo` | `lesser` |"
     assert "| `advantage` | **grpo**, dr_grpo, rloo, per_agent | **grpo**, rloo |" in lines
     assert "| `queue` |  | 4 |" in lines
+
+
+def test_the_page_on_trainers_shows_the_table_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, run: python -m trainers.honours docs/trainers.md"""
+    monkeypatch.setattr(honours, "TRAINERS", REAL)
+    page = (Path(honours.__file__).parents[1] / "docs" / "trainers.md").read_text()
+    assert honours.written(page) == page
+    assert "| `advantage` |" in page
