@@ -1,7 +1,9 @@
 """Writes docs/benchmarks.md: runs the gateway and trainer benchmarks on this machine and makes tables of their figures.
 
 Every figure in that page comes from here; nobody edits it. Reads what the benchmarks write with --json and knows
-nothing of how they measure. A peer is installed into a virtual environment of its own, .venv-peer, at pinned versions.
+nothing of how they measure. The peer gateway is installed into a virtual environment of its own, .venv-peer, at pinned
+versions. A benchmark of trainers is asked for a list of rows (column to text, number, or median with min and max) and
+for notes.
 
     python -m benchmarks.table
 """
@@ -109,6 +111,21 @@ def gateway_table(found: dict[str, Any]) -> str:
     )
 
 
+# ------------------------------------------------------------ the trainer benchmark
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return figure(value)
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def trainers_table(found: dict[str, Any]) -> str:
+    head = list(dict.fromkeys(name for entry in found["rows"] for name in entry))
+    rows = [[cell(entry.get(name, "-")) for name in head] for entry in found["rows"]]
+    return "\n".join([grid(head, rows), "", *[f"- {note}" for note in found.get("notes", [])]])
+
+
 # ------------------------------------------------------------ the page
 
 
@@ -127,38 +144,48 @@ def measured(module: str, *flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "out.json"
         subprocess.run([sys.executable, "-m", module, *flags, "--json", str(file)], cwd=ROOT, check=True)
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
+        return read(file)
 
 
-def page(gateway: dict[str, Any]) -> str:
-    return "\n".join(
-        [
-            "# Benchmarks",
-            "",
-            "Written by `python -m benchmarks.table` (`make bench`); run it to have your own machine's figures.",
-            "",
-            "## The proxy between agents and a model server",
-            "",
-            gateway_table(gateway),
-            "",
-        ]
-    )
+def read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def page(gateway: dict[str, Any], trainers: dict[str, Any] | None) -> str:
+    parts = [
+        "# Benchmarks",
+        "Written by `python -m benchmarks.table` (`make bench`); run it to have your own machine's figures.",
+        "## The proxy between agents and a model server",
+        gateway_table(gateway),
+    ]
+    if trainers is not None:
+        parts += ["## Trainers", trainers_table(trainers)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the benchmarks and write docs/benchmarks.md")
     parser.add_argument("--quick", action="store_true", help="a few calls, to see that all of it works")
     parser.add_argument("--gateway", type=Path, help="figures that benchmarks.gateway wrote before, not measured again")
+    parser.add_argument("--trainers", type=Path, help="the same of benchmarks.trainers")
     parser.add_argument("--out", type=Path, default=PAGE)
     options = parser.parse_args()
     quick = ["--quick"] if options.quick else []
-    if options.gateway:
-        gateway = json.loads(options.gateway.read_text())
-    else:
-        peer = peer_python(ROOT / ".venv-peer")
-        gateway = measured("benchmarks.gateway", "--peer", str(peer), *quick)
-    options.out.write_text(page(gateway))
+    options.out.write_text(page(gateway_figures(options.gateway, quick), trainer_figures(options.trainers, quick)))
+
+
+def gateway_figures(before: Path | None, quick: list[str]) -> dict[str, Any]:
+    if before is not None:
+        return read(before)
+    peer = peer_python(ROOT / ".venv-peer")
+    return measured("benchmarks.gateway", "--peer", str(peer), *quick)
+
+
+def trainer_figures(before: Path | None, quick: list[str]) -> dict[str, Any] | None:
+    if before is not None:
+        return read(before)
+    return measured("benchmarks.trainers", *quick) if (ROOT / "benchmarks/trainers.py").is_file() else None
 
 
 if __name__ == "__main__":

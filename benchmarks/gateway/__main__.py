@@ -37,6 +37,7 @@ NOTES = [
     "*Until on disk* counts the time until another process can read every call.",
     "Each as its own command starts it: `polar serve` on uvloop; the peer with its access log, and on uvicorn without "
     "uvloop and httptools, which its package does not ask for.",
+    "The peer has no way to close a session that keeps its record, so both its memory rows are with sessions open.",
     "The upstream answers at once and shares the cores with client and gateway.",
 ]
 

@@ -15,7 +15,7 @@ from benchmarks.gateway import agents
 from benchmarks.gateway.evidence import agreement, context
 from benchmarks.gateway.setups import Kept
 from benchmarks.gateway.upstream import Policy, Upstream
-from benchmarks.table import figure, gateway_table, number
+from benchmarks.table import figure, gateway_table, number, trainers_table
 from polarlike.templates import load_template
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +155,18 @@ def test_numbers_have_three_digits(value: float, said: str) -> None:
 def test_a_figure_says_its_spread_and_a_missing_one_is_a_dash() -> None:
     assert figure({"median": 2.0, "min": 1.5, "max": 12.25}) == "2.00 (1.50 to 12.2)"
     assert figure(None) == "-"
+
+
+def test_rows_of_trainers_become_a_table_with_a_dash_where_one_has_no_figure() -> None:
+    rows = [{"trainer": "grpo", "tokens/s": {"median": 2.0, "min": 1.0, "max": 3.0}}, {"trainer": "sft", "steps": 4}]
+    assert trainers_table({"rows": rows, "notes": ["One step each."]}).splitlines() == [
+        "| trainer | tokens/s | steps |",
+        "| --- | --- | --- |",
+        "| grpo | 2.00 (1.00 to 3.00) | - |",
+        "| sft | - | 4.00 |",
+        "",
+        "- One step each.",
+    ]
 
 
 # ------------------------------------------------------------ all of it
