@@ -11,7 +11,8 @@ What holds:
   way while the server loads, and each goes on afterwards from its prompt and what it had.
 - Logprobs of another distribution than the one that was sampled are refused: the server is probed at the start.
 
-The evidence log holds what came over the wire: the prompt as the server echoed it, its ids, its logprobs. It is kept
+The evidence log holds what came over the wire: the prompt as the server echoed it (else as it was sent), its ids, its
+logprobs. It is kept
 apart from what is handed on and written before a reply's last chunk is.
 """
 
@@ -22,8 +23,8 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -74,14 +75,6 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Described:
-    """What a server says of itself. model: the name its own weights are asked for by."""
-
-    model: str
-    context_length: int
-
-
-@dataclass(slots=True)
 class Piece:
     """What one event of a reply holds, as it was sent. prompt_ids: the server's echo, where the event has one. served:
     the name of the weights, where the event has one."""
@@ -129,7 +122,7 @@ class Evidence:
     def entry(self, finish_reason: str) -> LogEntry:
         return LogEntry(
             self.request.request_id,
-            np.array(self.prompt_ids if self.prompt_ids is not None else [], np.int32),
+            np.array(self.request.prompt_ids if self.prompt_ids is None else self.prompt_ids, np.int32),
             np.array(self.ids, np.int32),
             np.minimum(np.array(self.logprobs, np.float32), np.float32(0)),
             np.array(self.versions, np.int32),
@@ -167,15 +160,12 @@ class ServedEngine(ABC):
         self._flights: set[Flight] = set()
         self._users: Counter[str] = Counter()
         self._open = asyncio.Event()
-        self._publishing = asyncio.Lock()
+        self._lock = asyncio.Lock()  # for what must not overlap: publishing and scoring
         self._reports_sampled = True
         self._temporary: Path | None = None
         self._run = new_id("polar")[:14]
 
     # ------------------------------------------------------------ how a kind of server is asked
-
-    @abstractmethod
-    async def _describe(self) -> Described: ...
 
     @abstractmethod
     def _body(self, request: GenerateRequest, wire_id: str, prompt: Ids, limit: int, served: str) -> dict[str, Any]:
@@ -206,8 +196,15 @@ class ServedEngine(ABC):
     async def _replace_weights(self, folder: Path, version: int) -> None:
         """Loads a model folder over the served weights and forgets what was computed with the old ones."""
 
+    async def _abort(self, wire_id: str) -> None:
+        """Tells the server that nobody reads this request any more, where closing its connection does not."""
+        return
+
     _missing_flag: ClassVar[str]
     """What makes the server report the logprobs of what it sampled."""
+
+    _reports_filters: ClassVar[bool] = True
+    """Whether those logprobs are also the ones after top-k and top-p."""
 
     # ------------------------------------------------------------ the engine
 
@@ -215,9 +212,8 @@ class ServedEngine(ABC):
         if self._base:
             return
         self.wire.open()
-        described = await self._describe()
-        self._base = self._served = described.model
-        self.context_length = described.context_length
+        self._base, self.context_length = await self._describe()
+        self._served = self._base
         self._versions[self._base] = self.policy_version
         self._reports_sampled = await self._probe()
         if self._temperature is not None:
@@ -272,13 +268,14 @@ class ServedEngine(ABC):
             raise EngineError(f"The first token to score is {start} of {ids.size}; it must have a token before it.")
         if start == ids.size:
             return np.zeros(0, np.float32)
-        await self._open.wait()
-        values = await self._score(ids, start, self._served)
+        # Alone: a vLLM that takes adapters dies, on the CPU, of prompt logprobs in a batch with other requests.
+        async with self._lock, self._alone(cut=False):
+            values = await self._score(ids, start, self._served)
         _, scores = checked_tokens(ids[start:].tolist(), values, self.title)
         return scores
 
     async def publish(self, weights: PolicyWeights, version: int) -> None:
-        async with self._publishing:
+        async with self._lock:
             if version <= self.policy_version:
                 raise EngineError(f"Policy version {version} is not above the current one, {self.policy_version}.")
             adapter = weights.save_adapter
@@ -297,6 +294,14 @@ class ServedEngine(ABC):
             self.policy_version = version
             await self._unload_unused()
 
+    async def _describe(self) -> tuple[str, int]:
+        """The name that the server's own weights are asked for by, and the context's length."""
+        models = (await self.wire.get("/v1/models"))["data"]
+        base = next((m for m in models if not m.get("parent")), None)
+        if base is None or not isinstance(base.get("max_model_len"), int):
+            raise EngineError(f"The server at {self.wire.url} lists no model with its length; is it {self.title}?")
+        return base["id"], base["max_model_len"]
+
     # ------------------------------------------------------------ one request
 
     async def _fly(
@@ -307,18 +312,19 @@ class ServedEngine(ABC):
             yield Chunk(no_ids(), np.zeros(0, np.float32), no_ids(), "length")
             return
         for attempt in (0, 1):
-            await self._open.wait()
+            while not self._open.is_set():
+                await self._open.wait()
             served = self._served
             wire_id = request.request_id if part == attempt == 0 else f"{request.request_id}-{part}-{attempt}"
             body = self._body(request, wire_id, prompt, limit, served)
             flight = Flight(served, self.wire.stream(self._path, body))
             self._flights.add(flight)
             self._users[served] += 1
-            begun = False
+            begun = ended = False
             try:
                 async with aclosing(self._chunks(flight, prompt, evidence)) as chunks:
                     async for chunk in chunks:
-                        begun = True
+                        begun, ended = True, chunk.finish_reason is not None
                         yield chunk
                 return
             except Broken:
@@ -327,6 +333,8 @@ class ServedEngine(ABC):
             finally:
                 self._flights.discard(flight)
                 self._users[served] -= 1
+                if not ended:
+                    await asyncio.shield(self._abort(wire_id))
 
     async def _chunks(self, flight: Flight, prompt: Ids, evidence: Evidence) -> AsyncGenerator[Chunk, None]:
         reader = self._reader(prompt)
@@ -398,25 +406,37 @@ class ServedEngine(ABC):
                 f"samples at {sampling.temperature:g} or with top-p, top-k or penalties; {self._missing_flag}, or "
                 "sample at temperature 1 without them."
             )
+        if not self._reports_filters and (sampling.top_p < 1 or sampling.top_k):
+            raise EngineError(
+                f"The {self.title} server reports logprobs from before top-p and top-k; set top_p: 1 and top_k: 0 in "
+                "the sampling settings."
+            )
 
     # ------------------------------------------------------------ publishing
 
     async def _publish_folder(self, weights: PolicyWeights, version: int) -> None:
         folder = self._weights_folder() / f"{self._run}-v{version}"
         await asyncio.to_thread(weights.save_model, folder)
+        async with self._alone(cut=True):
+            await self._replace_weights(folder, version)
+            self._served = self._base
+            self._versions[self._base] = version
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def _alone(self, *, cut: bool) -> AsyncIterator[None]:
+        """No reply of this engine's is at the server meanwhile: those that run are cut, or waited for."""
         self._open.clear()
         try:
             flights = list(self._flights)
             for flight in flights:
-                flight.stream.cut()
+                if cut:
+                    flight.stream.cut()
             for flight in flights:
                 await flight.stream.closed.wait()
-            await self._replace_weights(folder, version)
-            self._served = self._base
-            self._versions[self._base] = version
+            yield
         finally:
             self._open.set()
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _unload_unused(self) -> None:
         for name in [n for n in self._folders if n != self._served and not self._users[n]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest
-from polarlike.engines.served import Described, Piece, Reader, ServedEngine, Settings
+from polarlike.engines.served import Piece, Reader, ServedEngine, Settings
 from polarlike.engines.wire import Refused
 from polarlike.records import Ids
 
@@ -43,13 +43,6 @@ class VllmEngine(ServedEngine):
     def __init__(self, argument: str, options: EngineOptions, settings: VllmSettings):
         super().__init__(argument, options, settings)
         self._interval = settings.stream_interval
-
-    async def _describe(self) -> Described:
-        models = (await self.wire.get("/v1/models"))["data"]
-        base = next((m for m in models if not m.get("parent")), None)
-        if base is None or not isinstance(base.get("max_model_len"), int):
-            raise EngineError(f"The server at {self.wire.url} lists no model with its length; is it a vLLM server?")
-        return Described(base["id"], base["max_model_len"])
 
     def _body(self, request: GenerateRequest, wire_id: str, prompt: Ids, limit: int, served: str) -> dict[str, Any]:
         s = request.sampling

@@ -225,6 +225,21 @@ async def test_a_score_is_that_of_the_prompt_at_temperature_1(engine: VllmEngine
         await engine.score(PROMPT, 0, 1.0)
 
 
+async def test_a_score_waits_until_no_reply_is_at_the_server(engine: VllmEngine, fake: FakeVllm) -> None:
+    fake.gate.clear()
+    running = asyncio.create_task(ask(engine, PROMPT, max_tokens=8))
+    await fake.arrived.acquire()
+    scoring = [asyncio.create_task(engine.score(PROMPT, 2, 1.0)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    later = asyncio.create_task(ask(engine, PROMPT, max_tokens=8))
+    await asyncio.sleep(0.1)
+    assert len(fake.requests) == 1
+    fake.gate.set()
+    await asyncio.gather(running, later, *scoring)
+    order = ["prompt_logprobs" in r for r in fake.requests]
+    assert order == [False, True, True, False] or order == [False, True, False, True]
+
+
 # ---------------------------------------------------------------- publishing
 
 
