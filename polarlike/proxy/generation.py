@@ -42,6 +42,7 @@ class Generation:
         self.finish_reason = ""
         self.malformed = 0
         self._prompt_tokens = int(plan.prompt_ids.size)
+        self._completion_tokens = 0
         self._chunks: list[Chunk] = []
         self._settled = False  # nothing may stop it any more
         self._changed = asyncio.Event()
@@ -54,7 +55,7 @@ class Generation:
     def usage(self) -> Usage | None:
         if self.session.engine.text_only:
             return None
-        return Usage(self._prompt_tokens, sum(int(c.ids.size) for c in self._chunks))
+        return Usage(self._prompt_tokens, self._completion_tokens)
 
     def completion_ids(self) -> Ids:
         return _joined([c.ids for c in self._chunks], np.int32)
@@ -134,10 +135,12 @@ class Generation:
             self.session.failures.append(f"{self.call_id}: {type(e).__name__}: {e}")
 
     def _release(self) -> None:
-        """Lets go of the history. A finished reply is kept for retries, and with its whole prompt, or with the tools
-        that came with it, it would make memory grow with history times turns."""
+        """Lets go of all that is on disk or in the session's turns. A finished reply is kept for retries, which need
+        its text and its usage; with its whole prompt, or with the tools that came with it, it would make memory grow
+        with history times turns."""
         self.request = replace(self.request, messages=[], tools=None)
-        self.plan = replace(self.plan, prompt_ids=no_ids())
+        self.plan = replace(self.plan, prompt_ids=no_ids(), suffix_ids=no_ids(), new_messages=[], digests=[])
+        self._chunks.clear()
 
     async def _sample(self) -> None:
         """Reads the engine. If it fails in mid-reply, it is asked once more, from the prompt and what was sampled."""
@@ -174,6 +177,7 @@ class Generation:
                 f"logprobs and {chunk.versions.size} versions; it must return one of each for every token."
             )
         self._chunks.append(chunk)
+        self._completion_tokens += int(chunk.ids.size)
         if chunk.finish_reason:
             self.finish_reason = chunk.finish_reason
         if chunk.reply is not None:

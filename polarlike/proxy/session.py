@@ -155,12 +155,14 @@ class Session:
             await asyncio.wait(self._writes)
 
     async def close(self) -> None:
-        """Stops what is being sampled and records it as aborted."""
+        """Stops what is being sampled and records it as aborted. Nothing can be retried any more: replies are let go
+        of, which hold their session as it holds them."""
         self.closed = True
         for generations in self._by_body.values():
             for generation in generations:
                 if not generation.done.is_set():
                     await generation.abort()
+        self._by_body.clear()
         await self.settle()
 
 
