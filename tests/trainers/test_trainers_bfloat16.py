@@ -27,10 +27,6 @@ def test_logprobs_are_close_to_those_of_float32_and_not_the_same(make: Make, sha
     assert 0 < np.abs(wide - narrow).max() < 0.1  # bf16 keeps 8 bits; engines differ by as much
 
 
-def flat(trainer: object, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([(weights[name]).flatten() for name in sorted(weights)])
-
-
 @pytest.mark.parametrize("settings", [{}, {"share_prefixes": False}, {"recompute_layers": True}])
 def test_the_gradient_points_where_float32s_does(make: Make, tmp_path: Path, settings: dict[str, bool]) -> None:
     found = []

@@ -56,7 +56,7 @@ def many(seed: int) -> list[Group]:
     return groups
 
 
-def settings_free(metrics: dict[str, float]) -> dict[str, float]:
+def without_time(metrics: dict[str, float]) -> dict[str, float]:
     """What two equal steps must report alike."""
     return {k: v for k, v in metrics.items() if k != "seconds"}
 
