@@ -20,9 +20,9 @@ class Strict(BaseModel):
 
 class EngineConfig(Strict):
     spec: str = ""
-    """embedded:MODEL_DIR, vllm:URL or scripted:FILE."""
+    """embedded:MODEL_DIR, vllm:URL, sglang:URL, scripted:FILE or remote:MODEL (see docs/engines.md)."""
     model: Path | None = None
-    """Model folder whose tokenizer belongs to what a server (vllm:URL) serves, and which training starts from; gives a
+    """Model folder that a server (vllm:URL, sglang:URL) serves, for its tokenizer and to start training from; gives a
     scripted engine its tokens and logprobs, and without one its sessions are text-only."""
     renderer: str | None = None
     """Chat-template family, where the model folder does not tell (for example qwen3)."""
@@ -35,7 +35,7 @@ class EngineConfig(Strict):
     """Replies the embedded engine samples at once."""
     options: dict[str, Any] = {}
     """The engine's own settings (embedded: kv_tokens, prefill_chunk, threads, device; vllm: publish, weights,
-    timeout_s, stream_interval)."""
+    timeout_s, stream_interval; sglang: the first three; scripted: delay_s, stream; remote: api_base, timeout_s)."""
     log: bool = False
     """Write the engine's own evidence log (engine.jsonl in the run folder)."""
 
