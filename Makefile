@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE = 1
 export TRANSFORMERS_VERBOSITY = error
 export HF_HUB_DISABLE_PROGRESS_BARS = 1
 
-.PHONY: demo test lint check setup setup-dev policy vllm vllm-serve bench clean
+.PHONY: demo test lint check setup setup-dev policy vllm vllm-serve vllm-train bench clean
 
 # What the demo needs, and what the tests need beyond it.
 setup: $(VENV)/.ready
@@ -68,11 +68,15 @@ $(VLLM_VENV)/.ready-$(VLLM):
 
 # A server for --engine vllm:http://127.0.0.1:PORT. MODEL: a model folder.
 vllm-serve: vllm
-	examples/serve_vllm.sh "$(MODEL)" $(PORT)
+	examples/vllm/serve.sh "$(MODEL)" $(PORT)
 
 # Measures this machine and writes docs/benchmarks.md.
 bench: setup-dev
 	$(BIN)/python -m benchmarks.table
+
+# Twenty training steps of a LoRA policy on a server of its own, and the checks of examples/vllm/check.py.
+vllm-train: vllm setup
+	BIN=$(BIN) examples/vllm/run.sh
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .venv-peer runs

@@ -1,5 +1,5 @@
 """The vLLM engine on vLLM itself, over a tiny model that transformers computes as well. One server for all tests but
-the last, started from examples/serve_vllm.sh, so that what the documents tell a user to run is what is tested."""
+the last, started from examples/vllm/serve.sh, so that what the documents tell a user to run is what is tested."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainers import rescore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SERVE = Path(__file__).parents[2] / "examples" / "serve_vllm.sh"
+SERVE = Path(__file__).parents[2] / "examples" / "vllm" / "serve.sh"
 PROMPT = np.arange(5, 60, dtype=np.int32)
 CLOSE = {"atol": 1e-4, "rtol": 0}
 
