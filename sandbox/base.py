@@ -69,10 +69,16 @@ class Check:
 @dataclass(slots=True)
 class ToolboxRecipe:
     """How a harness is installed: Python packages (pinned, `name==version`) under a name that says harness and
-    version."""
+    version.
+
+    preload: modules of others that its program imports; where it can, a sandbox imports them once and forks each start
+    of `root/bin/python -I SCRIPT` from there. They may read the launch's environment, less the names in `varying`.
+    """
 
     name: str
     pip: list[str]
+    preload: list[str] = field(default_factory=list)
+    varying: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

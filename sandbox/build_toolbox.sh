@@ -18,8 +18,10 @@ libraries() {
 libraries "$python/bin/$version" "$python/lib/$version"/lib-dynload/*.so | while read -r library; do
     cp -L "$library" "$python/lib/"
 done
-# Name lookups load these at run time where they are not built into the C library.
-for library in libnss_dns.so.2 libnss_files.so.2 libresolv.so.2; do
+# Name lookups load the first three at run time where they are not built into the C library; compiled packages count on
+# the others being there.
+for library in libnss_dns.so.2 libnss_files.so.2 libresolv.so.2 \
+    libgcc_s.so.1 libstdc++.so.6 librt.so.1 libdl.so.2 libpthread.so.0 libutil.so.1; do
     found=$(ldconfig -p | awk -v name="$library" '$1 == name { print $NF; exit }')
     if [ -n "$found" ]; then cp -L "$found" "$python/lib/"; fi
 done

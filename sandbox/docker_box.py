@@ -25,6 +25,7 @@ from sandbox import docker_images, docker_lockdown, docker_toolbox, owner, tree
 from sandbox.base import Check, RunResult, SandboxError, SandboxSpec, Toolbox, ToolboxRecipe
 from sandbox.docker_engine import ExecStream, api_error, connect, engine_errors, sentence, socket_path
 from sandbox.docker_files import ContainerFiles
+from sandbox.docker_fork import ForkedStream, Forks, Streams
 from sandbox.docker_reach import NamespaceReach, Reach, SocketReach
 from sandbox.rooted import RootedFiles
 from sandbox.tree import Manifest, TreePatch
@@ -48,6 +49,7 @@ class DockerBox:
         self.workdir = spec.workdir
         self.pid = pid  # of process 1, as the host sees it
         self._id = container_id
+        self._spec = spec
         self._provider = provider
         self._reach = reach
         # The engine starts a process of its own for each archive, 60 ms of processor time; as root we need none.
@@ -76,7 +78,11 @@ class DockerBox:
         """As `Sandbox.run`. At a timeout, or when the call is cancelled, every process of the box is killed, also what
         earlier commands left running: run one command at a time in a box."""
         started, timed_out = time.monotonic(), False
-        exec_id, stream = await self._exec(command, env=env, cwd=cwd, stdin=stdin, max_output=max_output)
+        stream: ExecStream | ForkedStream | None
+        stream = await self._fork(command, env or {}, cwd, Streams(stdin, max_output))
+        exec_id = ""
+        if stream is None:
+            exec_id, stream = await self._exec(command, env=env, cwd=cwd, stdin=stdin, max_output=max_output)
         try:
             try:
                 await stream.finished(timeout)
@@ -84,7 +90,7 @@ class DockerBox:
                 timed_out = True
                 await self._sweep()
                 await stream.finished(10)
-            code = await self._exit_code(exec_id)
+            code = stream.code if isinstance(stream, ForkedStream) else await self._exit_code(exec_id)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.create_task(self._sweep()))
             raise
@@ -92,6 +98,12 @@ class DockerBox:
             stream.close()
         seconds = time.monotonic() - started
         return RunResult(code, stream.stdout.value(), stream.stderr.value(), timed_out, seconds)
+
+    async def _fork(
+        self, command: list[str], env: dict[str, str], cwd: str | None, streams: Streams
+    ) -> ForkedStream | None:
+        folder = self.path(cwd) if cwd else self.workdir
+        return await self._provider.forks.start(self._spec, self.pid, self._id, command, env, folder, streams)
 
     async def launch(self, command: list[str]) -> None:
         """Starts a program that stays, and waits for its first output."""
@@ -226,6 +238,7 @@ class DockerProvider:
         self.api: Any = self._client.api
         self.api_error = api_error()
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="docker")
+        self.forks = Forks()
         self._prepared: dict[str, asyncio.Task[str]] = {}
         self._toolboxes: dict[str, asyncio.Task[Toolbox]] = {}
 
@@ -255,7 +268,10 @@ class DockerProvider:
         if recipe.name not in self._toolboxes or _failed(self._toolboxes[recipe.name]):
             made = self.call(docker_toolbox.ensure, self._client, recipe)
             self._toolboxes[recipe.name] = asyncio.ensure_future(made)
-        return await asyncio.shield(self._toolboxes[recipe.name])
+        toolbox = await asyncio.shield(self._toolboxes[recipe.name])
+        if self.reach == "namespace":  # we are root: the same right opens sockets in a box
+            self.forks.know(recipe, toolbox)
+        return toolbox
 
     async def start(self, spec: SandboxSpec, name: str) -> DockerBox:
         image = await self._image(spec)
@@ -313,6 +329,7 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Removes the boxes of this process that were not stopped, and ends its builds: a thread waits for each."""
+        await self.forks.close()
         await self.call(self._close)
         self._threads.shutdown(wait=False)
 
@@ -333,11 +350,14 @@ def open_root(container_id: str, pid: int) -> RootedFiles | None:
     """The files of a container by its first process; None where that process is not seen from here under that id (as
     when we are in a container ourselves) or its root cannot be entered."""
     try:
-        if container_id not in Path(f"/proc/{pid}/cgroup").read_text():
-            return None
-        return RootedFiles(f"/proc/{pid}/root")
+        files = RootedFiles(f"/proc/{pid}/root")
+        # Asked after it was opened: the number may have been given to another process meanwhile.
+        if container_id in Path(f"/proc/{pid}/cgroup").read_text():
+            return files
+        files.close()
     except OSError:
-        return None
+        pass
+    return None
 
 
 def _failed(task: asyncio.Task[Any]) -> bool:
