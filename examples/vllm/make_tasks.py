@@ -22,7 +22,7 @@ AGENT = Path(__file__).with_name("agent.py")
 TEST = """
 mkdir -p "$POLAR_LOGS/verifier"
 n=$(wc -m < "$POLAR_WORKDIR/said.txt")
-awk -v n="$n" 'BEGIN { r = (200 - n) / 192; print r > 1 ? 1 : r < 0 ? 0 : r }' > "$POLAR_LOGS/verifier/reward.txt"
+awk -v n="$n" 'BEGIN { r = (200 - n) / 192; print (r > 1 ? 1 : (r < 0 ? 0 : r)) }' > "$POLAR_LOGS/verifier/reward.txt"
 """
 
 

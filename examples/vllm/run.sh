@@ -11,6 +11,8 @@ mkdir -p "$out"
 setsid examples/vllm/serve.sh examples/policy/model "$port" --max-model-len 4096 >"$out/vllm.log" 2>&1 &
 server=$!
 trap 'kill -- -"$server" 2>/dev/null || true' EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
 for _ in $(seq 600); do
   kill -0 "$server" 2>/dev/null || { tail -20 "$out/vllm.log"; exit 1; }
   "$bin/python" -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$port/health')" 2>/dev/null && break

@@ -4,6 +4,8 @@ the last, started from examples/vllm/serve.sh, so that what the documents tell a
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import io
 import os
 import signal
 import socket
@@ -21,16 +23,20 @@ import pytest
 import torch
 from engines_helpers import ask, other_weights, plain_logprobs, plain_model
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 
+from polarlike.commands import train
+from polarlike.config import load_config
 from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest, PolicyWeights
 from polarlike.engines.log import read_log
 from polarlike.engines.vllm import VllmEngine, create
 from polarlike.records import PolarError, Sampling
+from polarlike.rollouts.folder import RunFolder
 from trainers import rescore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SERVE = Path(__file__).parents[2] / "examples" / "vllm" / "serve.sh"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm"
 PROMPT = np.arange(5, 60, dtype=np.int32)
 CLOSE = {"atol": 1e-4, "rtol": 0}
 
@@ -43,7 +49,7 @@ def server(model: Path, log: Path, *flags: str) -> Iterator[str]:
         port = s.getsockname()[1]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [str(SERVE), str(model), str(port), *flags],
+            [str(EXAMPLE / "serve.sh"), str(model), str(port), *flags],
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -250,6 +256,42 @@ async def test_a_prompt_beyond_the_context_and_an_adapter_that_is_not_there_are_
         with pytest.raises(EngineError, match="--enable-lora"):
             await engine.publish(PolicyWeights(dict, no_folder, lambda folder: folder.mkdir()), 1)
         assert (await ask(engine, PROMPT, max_tokens=4)).versions.tolist() == [0] * 4
+
+
+async def test_a_lora_policy_trains_on_the_server_and_holds_what_the_example_checks(
+    url: str, tiny: Path, tmp_path: Path
+) -> None:
+    make_tasks, check = (_example(name) for name in ("make_tasks", "check"))
+    make_tasks.main(tmp_path / "tasks.jsonl")
+    config = load_config(
+        EXAMPLE / "train.yaml",
+        {
+            "tasks": str(tmp_path / "tasks.jsonl"),
+            "out": tmp_path / "run",
+            "engine.spec": f"vllm:{url}",
+            "engine.model": tiny,
+            "sampling.max_tokens": 16,
+            "samples": 3,
+            "train.steps": 2,
+            "train.tasks_per_step": 2,
+        },
+    )
+    await train.run(config, Console(file=io.StringIO()))
+    folder = RunFolder(tmp_path / "run")
+    published = [m for m in folder.metrics() if m["kind"] == "publish"]
+    assert [m["policy_version"] for m in published] == [0, 1, 2]
+    assert all(m["rescore_max"] < 1e-4 for m in published)
+    assert all(m["rescore_moved"] > 10 * m["rescore_max"] for m in published[1:])
+    assert check.main(tmp_path / "run") == 0
+
+
+def _example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"vllm_example_{name}", EXAMPLE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 async def test_a_server_without_the_flag_is_found_out(tiny: Path, tmp_path: Path) -> None:
