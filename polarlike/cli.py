@@ -33,7 +33,9 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 Tasks = Annotated[str | None, typer.Argument(help="A task folder, a folder of them, or a JSONL file.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with any of the settings.")]
-Engine = Annotated[str | None, typer.Option(help="embedded:MODEL_DIR, vllm:URL, sglang:URL, scripted:FILE or remote:MODEL.")]
+Engine = Annotated[
+    str | None, typer.Option(help="embedded:MODEL_DIR, vllm:URL, sglang:URL, scripted:FILE or remote:MODEL.")
+]
 Model = Annotated[Path | None, typer.Option(help="Model folder that gives a scripted engine tokens and logprobs.")]
 Renderer = Annotated[str | None, typer.Option(help="Chat-template family, if the model folder does not tell.")]
 HarnessName = Annotated[str | None, typer.Option("--harness", help="The agent program, for example mini-swe-agent.")]

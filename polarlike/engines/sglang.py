@@ -151,7 +151,7 @@ class SglangReader(Reader):
 
 def _type(reason: Any) -> str | None:
     """SGLang's {"type": "stop", "matched": ...} as one word."""
-    return reason.get("type", "unknown") if isinstance(reason, dict) else reason
+    return None if reason is None else str(reason.get("type")) if isinstance(reason, dict) else str(reason)
 
 
 def _sampling(limit: int, temperature: float) -> dict[str, Any]:
