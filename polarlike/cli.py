@@ -194,11 +194,13 @@ def show(
 
 
 @app.command()
-def doctor(model: Annotated[Path | None, typer.Option(help="Also check this model folder.")] = None) -> None:
+def doctor(
+    model: Annotated[Path | None, typer.Option(help="Also check this model folder.")] = None, engine: Engine = None
+) -> None:
     """Say what works on this machine, and the command that mends what does not."""
     from polarlike.commands import doctor as work
 
-    if not work.run(model, console):
+    if not work.run(model, console, engine):
         raise typer.Exit(1)
 
 
