@@ -41,7 +41,7 @@ from trainers.metrics import Tally
 from trainers.model_folder import check_folder
 from trainers.rows import Row
 from trainers.trl_host import Driven, arguments
-from trainers.trl_rows import Stream, by_advantage, dummy, stream
+from trainers.trl_rows import Stream, by_advantage, fillers, stream
 from trainers.trl_settings import TrlAsyncGrpoSettings
 from trainers.trl_step import GrpoHost
 
@@ -217,7 +217,7 @@ class TrlAsyncGrpo(GrpoHost):
             chosen = [streams[i] for i in part]
             # TRL divides by the micro-batch's tokens and by the number of micro-batches.
             factor = sum(int(s.mask.sum()) for s in chosen) * parts
-            for s in chosen + [dummy()] * (rows - len(chosen)):
+            for s in chosen + fillers(rows - len(chosen)):
                 self.trl.rollout_queue.put(_sample(s, factor, self.policy_version))
 
     def step(self, groups: list[Group]) -> dict[str, float]:
@@ -246,6 +246,10 @@ def _sample(s: Stream, factor: float, version: int) -> RolloutSample:
     return RolloutSample([], [], s.ids, s.mask.astype(np.int64), s.logprobs, advantage, version, 0, {})
 
 
-def _sums(log: dict[str, float], tokens: int) -> TokenSums:
-    """What TRL measured of an optimizer step; means over its micro-batches."""
-    return TokenSums(tokens, log["kl"] * tokens, log["clip_ratio/region_mean"] * tokens, log["entropy"] * tokens, 0.0)
+def _sums(log: dict[str, float | None], tokens: int) -> TokenSums:
+    """What TRL measured of an optimizer step: means over its micro-batches, None where none of them is a number."""
+    kl, clipped, entropy = (
+        math.nan if value is None else value * tokens
+        for value in (log["kl"], log["clip_ratio/region_mean"], log["entropy"])
+    )
+    return TokenSums(tokens, kl, clipped, entropy, 0.0)

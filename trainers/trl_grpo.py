@@ -28,7 +28,7 @@ from trainers.metrics import Tally
 from trainers.model_folder import load_model
 from trainers.rows import Row
 from trainers.trl_host import Driven, arguments
-from trainers.trl_rows import Stream, dummy, padded, stream
+from trainers.trl_rows import Stream, fillers, padded, stream
 from trainers.trl_settings import TrlGrpoSettings
 from trainers.trl_step import GrpoHost
 
@@ -88,6 +88,8 @@ class RowTrainer(Driven, GRPOTrainer):  # type: ignore[misc]
             engine, old, advantages = (
                 inputs[name][trained] for name in ("sampling_per_token_logps", "old_per_token_logps", "advantages")
             )
+            if self.use_vllm:  # a token without weight is not clipped
+                advantages = advantages * inputs["importance_sampling_ratio"].expand(trained.shape)[trained]
             _, clipped = policy_loss(self.shape, logprobs, old, advantages, trained.nonzero()[:, 0])
             self.sums[-1].add(logprobs, engine, clipped, entropies, old_logprobs=old)
         return loss * inputs["loss_scale"]
@@ -158,7 +160,7 @@ class TrlGrpo(GrpoHost):
         parts = max(math.ceil(len(streams) / size) for streams, size in zip(batches, sizes, strict=True))
         prepared = []
         for streams, size in zip(batches, sizes, strict=True):
-            filled = streams + [dummy()] * (padded(len(streams), parts) - len(streams))
+            filled = streams + fillers(padded(len(streams), parts) - len(streams))
             prepared.append(trainer.prepared(filled, self._loss_scale(len(streams), len(filled)), size))
             if trainer.use_vllm:
                 tally.add_correction(_correction(prepared[-1]))

@@ -6,7 +6,7 @@ is one call of that Trainer's `train`: the optimizer lives on from call to call,
 What holds:
 - Weights change by TRL's own optimizer step alone; a step whose gradient is not finite changes nothing and is counted.
 - TRL sends no usage report from here, and writes no file but what this module saves.
-- Given the seed, the weights and the groups, a step is a function.
+- Given the seed, the weights and the groups, a step is a function, up to rounding.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def arguments(
         "gradient_checkpointing": None,  # the old name of the next, and on unless it is unset
         "activation_checkpointing": settings.recompute_layers,
         "bf16": settings.dtype == "bfloat16",
-        "use_cpu": settings.device == "cpu",
+        "use_cpu": settings.device == "cpu" or not torch.cuda.is_available(),
         "lr_scheduler_type": "constant",
         "max_steps": 1,
         "logging_steps": 1,

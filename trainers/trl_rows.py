@@ -44,9 +44,10 @@ def stream(row: Row, advantages: Logprobs | None = None) -> Stream:
     )
 
 
-def dummy() -> Stream:
-    """A stream that fills up a batch: two tokens, none of them trainable."""
-    return Stream(np.zeros(2, np.int32), np.zeros(2, np.bool_), np.zeros(2, np.float32), np.zeros(2, np.float32), 1)
+def fillers(number: int) -> list[Stream]:
+    """Streams that fill up a batch: of two tokens, none of them trainable."""
+    ids, no = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    return [Stream(ids, np.zeros(2, np.bool_), no, no, 1) for _ in range(number)]
 
 
 def by_advantage(whole: Stream) -> list[Stream]:
