@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import queue
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -246,7 +246,7 @@ def _sample(s: Stream, factor: float, version: int) -> RolloutSample:
     return RolloutSample([], [], s.ids, s.mask.astype(np.int64), s.logprobs, advantage, version, 0, {})
 
 
-def _sums(log: dict[str, float | None], tokens: int) -> TokenSums:
+def _sums(log: Mapping[str, float | None], tokens: int) -> TokenSums:
     """What TRL measured of an optimizer step: means over its micro-batches, None where none of them is a number."""
     kl, clipped, entropy = (
         math.nan if value is None else value * tokens
