@@ -112,8 +112,8 @@ def report(found: dict[str, list[dict[str, float]]], workload: dict[str, int], f
         f"its own {w['turns']} turns of {w['turn']} tokens, half of them sampled; one pass, one optimizer step; "
         f"{w['repeats']} interleaved repeats, a process each.",
         f"Shared prefixes make a step of grpo {alone / shared:.1f} times cheaper in CPU seconds.",
-        "Tokens forwarded are without padding; trl-grpo pads each micro-batch besides. TRL's loop collects garbage whenever it "
-        "starts, once a step, which takes part of a second whatever the step holds.",
+        "Tokens forwarded are without padding; trl-grpo pads each micro-batch besides.",
+        "TRL's loop collects garbage whenever it starts, once a step, which takes part of a second whatever the step holds.",
     ]
     return {"rows": rows, "notes": notes, "workload": workload, "machine": machine.machine(folder)}
 
