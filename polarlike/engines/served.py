@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -161,7 +162,7 @@ class ServedEngine(ABC):
         self._users: Counter[str] = Counter()
         self._open = asyncio.Event()
         self._lock = asyncio.Lock()  # for what must not overlap: publishing and scoring
-        self._reports_sampled = True
+        self.reports_sampled = True
         self._temporary: Path | None = None
         self._run = new_id("polar")[:14]
 
@@ -215,7 +216,7 @@ class ServedEngine(ABC):
         self._base, self.context_length = await self._describe()
         self._served = self._base
         self._versions[self._base] = self.policy_version
-        self._reports_sampled = await self._probe()
+        self.reports_sampled = await self._probe()
         if self._temperature is not None:
             self._check_distribution(Sampling(temperature=self._temperature))
         self._open.set()
@@ -238,13 +239,15 @@ class ServedEngine(ABC):
         self._check_distribution(request.sampling)
         left = room_left(int(request.prompt_ids.size), self.context_length, request.sampling.max_tokens)
         evidence = Evidence(request)
-        ids, reason, written = request.prompt_ids, "abort", False
+        pieces, reason, written = [request.prompt_ids], "abort", False
         try:
-            for part in range(1 << 30):
+            for part in count():
                 try:
-                    async with aclosing(self._fly(request, part, ids, left, evidence)) as chunks:
+                    prompt = np.concatenate(pieces)
+                    async with aclosing(self._fly(request, part, prompt, left, evidence)) as chunks:
                         async for chunk in chunks:
-                            ids, left = np.concatenate([ids, chunk.ids]), left - int(chunk.ids.size)
+                            pieces.append(chunk.ids)
+                            left -= int(chunk.ids.size)
                             if chunk.finish_reason:
                                 reason, written = chunk.finish_reason, True
                                 await self._write(evidence, reason)
@@ -338,23 +341,27 @@ class ServedEngine(ABC):
 
     async def _chunks(self, flight: Flight, prompt: Ids, evidence: Evidence) -> AsyncGenerator[Chunk, None]:
         reader = self._reader(prompt)
-        echoed = False
-        async with aclosing(flight.stream.events()) as events:
-            async for event in events:
-                piece = reader.read(event)
-                if piece is None:
-                    continue
-                if piece.prompt_ids is not None and not echoed:
-                    self._check_echo(piece.prompt_ids, prompt)
-                    echoed = True
-                version = self._version_of(piece, flight)
-                ids, logprobs = checked_tokens(piece.ids, piece.logprobs, self.title)
-                evidence.add(piece, version)
-                versions = np.full(ids.size, version, np.int32)
-                yield Chunk(ids, logprobs, versions, self._finish(piece.finish_reason))
-                if piece.finish_reason:
-                    return
-        raise Broken(f"The {self.title} server ended a reply without a finish reason; see its log.")
+        finished = False
+        try:
+            async with aclosing(flight.stream.events()) as events:
+                async for event in events:
+                    # Read on to the end of the body even so: the connection is then kept for the next request.
+                    piece = None if finished else reader.read(event)
+                    if piece is None:
+                        continue
+                    if piece.prompt_ids is not None:
+                        self._check_echo(piece.prompt_ids, prompt)
+                    version = self._version_of(piece, flight)
+                    ids, logprobs = checked_tokens(piece.ids, piece.logprobs, self.title)
+                    evidence.add(piece, version)
+                    reason = self._finish(piece.finish_reason)
+                    finished = reason is not None
+                    yield Chunk(ids, logprobs, np.full(ids.size, version, np.int32), reason)
+        except (Broken, Cut):
+            if not finished:
+                raise
+        if not finished:
+            raise Broken(f"The {self.title} server ended a reply without a finish reason; see its log.")
 
     def _check_echo(self, echo: list[int], prompt: Ids) -> None:
         if not np.array_equal(np.array(echo, np.int64), prompt):
@@ -400,7 +407,7 @@ class ServedEngine(ABC):
         return bool(ratio > PROBE_TEMPERATURE**-0.5)
 
     def _check_distribution(self, sampling: Sampling) -> None:
-        if not self._reports_sampled and not is_whole_distribution(sampling):
+        if not self.reports_sampled and not is_whole_distribution(sampling):
             raise EngineError(
                 f"The {self.title} server reports the logprobs of temperature 1 whatever is sampled, and this run "
                 f"samples at {sampling.temperature:g} or with top-p, top-k or penalties; {self._missing_flag}, or "

@@ -134,7 +134,7 @@ class Stream:
             self.closed.set()
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Each event's JSON object, up to `[DONE]` or the end of the body. Raises Broken, Refused or Cut."""
+        """Each event's JSON object, to the end of the body. Raises Broken, Refused or Cut."""
         try:
             response = await self._open()
             if response.status >= 400:
@@ -146,8 +146,6 @@ class Stream:
                     event = _event(line)
                     if event is None:
                         continue
-                    if event == "[DONE]":
-                        return
                     if self._was_cut:
                         raise Cut("cut")
                     yield event
@@ -175,13 +173,11 @@ def _was_stale(e: BaseException) -> bool:
     )
 
 
-def _event(line: bytes) -> Any:
-    """A line of a stream: its JSON object, the text [DONE], or None for lines that carry nothing."""
-    if not line.startswith(b"data:"):
-        return None
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a stream's line; None for lines that carry nothing."""
     data = line[5:].strip()
-    if data == b"[DONE]":
-        return "[DONE]"
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return None
     event = _json(data)
     if not isinstance(event, dict):
         raise EngineError("The server's stream holds a line that is no JSON object; see the server's log.")

@@ -16,7 +16,8 @@ from vllm_fake import LENGTH, FakeVllm, logprobs_of
 from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest, PolicyWeights
 from polarlike.engines.log import read_log
 from polarlike.engines.vllm import VllmEngine, create
-from polarlike.records import Sampling, UsageError
+from polarlike.records import PolarError, Sampling, UsageError
+from trainers import rescore
 
 PROMPT = np.array([30, 31, 32, 33, 34], np.int32)  # the fake's reply to it is 5, 6, 7, ...
 
@@ -161,6 +162,13 @@ async def test_a_connection_that_breaks_before_the_first_token_is_tried_once_mor
     fake.faults = ["reset", "reset"]
     with pytest.raises(EngineError, match="broke"):
         await ask(engine, PROMPT)
+
+
+async def test_replies_that_follow_one_another_use_one_connection(engine: VllmEngine, fake: FakeVllm) -> None:
+    fake.connections.clear()
+    for _ in range(5):
+        await ask(engine, PROMPT)
+    assert len(fake.connections) == 1
 
 
 async def test_leaving_a_reply_closes_its_request_and_logs_what_came(
@@ -311,6 +319,15 @@ async def test_whole_weights_cut_what_runs_and_it_goes_on_under_the_new_ones(
     assert entry.prompt_ids.tolist() == PROMPT.tolist()
     assert entry.completion_ids.tolist() == ids.tolist()
     assert entry.versions.tolist() == versions.tolist()
+
+
+async def test_weights_that_were_not_taken_are_caught_by_the_rescore(engine: VllmEngine, fake: FakeVllm) -> None:
+    fake.partial_reload = True  # 200, and nothing changed
+    await engine.publish(policy(0.5, adapter=False), 1)
+    theirs = await engine.score(PROMPT, 1, 1.0)
+    values = rescore.compare(rescore.Sample(PROMPT, 1), expected(PROMPT[1:], shift=0.5), theirs)
+    with pytest.raises(PolarError, match="does not serve what the trainer holds at policy version 1"):
+        rescore.check(values, rescore.Limits(rescore.FLOAT32_MAX, None), engine)
 
 
 async def test_a_server_that_refuses_weights_is_resumed_and_goes_on(engine: VllmEngine, fake: FakeVllm) -> None:

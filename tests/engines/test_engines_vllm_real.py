@@ -129,7 +129,7 @@ async def test_ids_and_logprobs_are_those_of_a_plain_forward_and_of_the_log(
 ) -> None:
     model = plain_model(tiny)
     async with engine_at(url, tiny, log=tmp_path / "log.jsonl", temperature=0.6) as engine:
-        assert (engine.context_length, engine._reports_sampled) == (2048, True)
+        assert (engine.context_length, engine.reports_sampled) == (2048, True)
         asked = [("a", 1.0, 60), ("b", 0.6, 60), ("c", 1.4, 60), ("d", 0.0, 20)]
         replies = await asyncio.gather(*[ask(engine, PROMPT, n, max_tokens=k, temperature=t) for n, t, k in asked])
     log = read_log(tmp_path / "log.jsonl")

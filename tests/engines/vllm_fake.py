@@ -34,6 +34,7 @@ class FakeVllm:
         self.requests: list[dict[str, Any]] = []
         self.calls: list[tuple[str, Any]] = []
         self.faults: list[str] = []
+        self.connections: set[Any] = set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.tokens_before_gate = 0
@@ -83,6 +84,7 @@ class FakeVllm:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
+        self.connections.add(request.transport)
         self.arrived.release()
         if body.get("stream"):
             return await self._stream(request, body)
