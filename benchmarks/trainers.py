@@ -113,7 +113,7 @@ def report(found: dict[str, list[dict[str, float]]], workload: dict[str, int], f
         f"{w['repeats']} interleaved repeats, a process each.",
         f"Shared prefixes make a step of grpo {alone / shared:.1f} times cheaper in CPU seconds.",
         "Tokens forwarded are without padding; trl-grpo pads each micro-batch besides.",
-        "TRL's loop collects garbage whenever it starts, once a step, which takes part of a second whatever the step holds.",
+        "TRL's loop collects garbage whenever it starts, once a step: part of a second whatever the step holds.",
     ]
     return {"rows": rows, "notes": notes, "workload": workload, "machine": machine.machine(folder)}
 
