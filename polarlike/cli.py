@@ -36,7 +36,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file wit
 Engine = Annotated[
     str | None, typer.Option(help="embedded:MODEL_DIR, vllm:URL, sglang:URL, scripted:FILE or remote:MODEL.")
 ]
-Model = Annotated[Path | None, typer.Option(help="Model folder that gives a scripted engine tokens and logprobs.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Model folder that a server serves, or that gives a scripted engine tokens.")
+]
 Renderer = Annotated[str | None, typer.Option(help="Chat-template family, if the model folder does not tell.")]
 HarnessName = Annotated[str | None, typer.Option("--harness", help="The agent program, for example mini-swe-agent.")]
 Command = Annotated[str | None, typer.Option("--command", help="The command line, with --harness shell.")]
@@ -126,6 +128,7 @@ def train(
     tasks: Tasks = None,
     config: ConfigFile = None,
     engine: Engine = None,
+    model: Model = None,
     renderer: Renderer = None,
     harness: HarnessName = None,
     command: Command = None,

@@ -110,5 +110,7 @@ def _line(kind: str, values: dict[str, Any]) -> str:
 def _model_folder(config: RunConfig) -> Path:
     folder = config.engine.model_folder
     if folder is None:
-        raise UsageError("Training needs a model folder: use --engine embedded:MODEL_DIR.")
+        raise UsageError(
+            "Training needs a model folder: use --engine embedded:MODEL_DIR, or name a server's with --model."
+        )
     return folder
