@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from engines_helpers import ask
 from sglang_fake import FakeSglang
-from vllm_fake import LENGTH, logprobs_of
+from vllm_fake import LENGTH, expected, policy
 
-from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest, PolicyWeights
+from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.log import read_log
 from polarlike.engines.sglang import SglangEngine, create
 from polarlike.records import Sampling
@@ -33,18 +33,6 @@ async def engine_at(
             yield engine
         finally:
             await engine.close()
-
-
-def policy(shift: float, *, adapter: bool = True) -> PolicyWeights:
-    def save(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "shift").write_text(str(shift))
-
-    return PolicyWeights(dict, save, save if adapter else None)
-
-
-def expected(ids: np.ndarray, shift: float = 0.0, temperature: float = 1.0) -> np.ndarray:
-    return logprobs_of(shift, temperature)[ids].astype(np.float32)
 
 
 @pytest.mark.parametrize("cumulative", [True, False])

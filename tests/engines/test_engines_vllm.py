@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from engines_helpers import ask
-from vllm_fake import LENGTH, FakeVllm, logprobs_of
+from vllm_fake import LENGTH, FakeVllm, expected, policy
 
-from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest, PolicyWeights
+from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.log import read_log
 from polarlike.engines.vllm import VllmEngine, create
 from polarlike.records import PolarError, Sampling, UsageError
@@ -47,20 +47,6 @@ async def engine(fake: FakeVllm, tiny: Path, tmp_path: Path) -> AsyncIterator[Vl
     ):
         fake.requests.clear()
         yield engine
-
-
-def policy(shift: float, *, adapter: bool = True) -> PolicyWeights:
-    """A policy whose folders hold the one number that the fake reads."""
-
-    def save(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "shift").write_text(str(shift))
-
-    return PolicyWeights(dict, save, save if adapter else None)
-
-
-def expected(ids: np.ndarray, shift: float = 0.0, temperature: float = 1.0) -> np.ndarray:
-    return logprobs_of(shift, temperature)[ids].astype(np.float32)
 
 
 # ---------------------------------------------------------------- tokens

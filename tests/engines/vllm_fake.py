@@ -13,6 +13,8 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from polarlike.engines.base import PolicyWeights
+
 VOCAB = 40
 LENGTH = 2048
 
@@ -22,6 +24,20 @@ def logprobs_of(shift: float, temperature: float) -> np.ndarray:
     logits = np.linspace(0.0, 3.0, VOCAB) + shift * np.sin(np.arange(VOCAB))
     scaled = logits / (temperature or 1.0)
     return scaled - np.log(np.exp(scaled).sum())
+
+
+def expected(ids: np.ndarray, shift: float = 0.0, temperature: float = 1.0) -> np.ndarray:
+    return logprobs_of(shift, temperature)[ids].astype(np.float32)
+
+
+def policy(shift: float, *, adapter: bool = True) -> PolicyWeights:
+    """A policy whose folders hold the one number that the fake reads."""
+
+    def save(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "shift").write_text(str(shift))
+
+    return PolicyWeights(dict, save, save if adapter else None)
 
 
 class FakeVllm:
