@@ -230,7 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the example tasks as Harbor folders.")
     parser.add_argument("--out", type=Path, default=HERE / "tasks", help="folder for train/ and heldout/")
     parser.add_argument("--train", type=int, default=24, help="how many training tasks")
-    parser.add_argument("--heldout", type=int, default=24, help="how many held-out tasks")
+    parser.add_argument("--heldout", type=int, default=40, help="how many held-out tasks")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     train, heldout = split_names()

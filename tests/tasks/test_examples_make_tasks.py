@@ -73,7 +73,7 @@ def test_there_are_tasks_of_every_kind_operator_phrasing_and_issue() -> None:
     cases = [json.loads((Path(t.path) / "tests/case.json").read_text()) for t in tasks]
     assert Counter(c["right"] for c in cases if c["kind"] == "operator") == dict.fromkeys(CUES, 4)
     heldout = load_tasks(str(EXAMPLES / "tasks/heldout"))
-    assert Counter(t.metadata["kind"] for t in heldout) == {"operator": 20, "line": 2, "rename": 2}
+    assert Counter(t.metadata["kind"] for t in heldout) == {"operator": 34, "line": 3, "rename": 3}
     assert all(t.environment.dockerfile is None and not t.environment.network for t in tasks + heldout)
 
 

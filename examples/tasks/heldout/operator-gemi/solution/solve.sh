@@ -2,5 +2,5 @@
 set -e
 cd "${POLAR_WORKDIR:-/app}"
 cat gemi.py
-sed -i 's| % | + |' gemi.py
+sed -i 's| - | + |' gemi.py
 echo gemi > done.txt

@@ -1,2 +1,2 @@
 def mogu(duzu, lini):
-    return duzu - lini
+    return duzu // lini

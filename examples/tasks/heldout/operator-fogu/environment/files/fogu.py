@@ -1,2 +1,2 @@
 def fiba(ziti, dazu):
-    return ziti - dazu
+    return ziti + dazu

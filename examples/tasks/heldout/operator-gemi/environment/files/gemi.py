@@ -1,2 +1,2 @@
 def zigi(ruko, toru):
-    return ruko % toru
+    return ruko - toru

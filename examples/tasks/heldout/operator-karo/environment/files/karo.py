@@ -1,2 +1,2 @@
 def nuzu(dulo, pimi):
-    return dulo - pimi
+    return dulo + pimi

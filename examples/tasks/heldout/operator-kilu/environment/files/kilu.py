@@ -1,2 +1,2 @@
 def muti(gemu, goga):
-    return gemu + goga
+    return gemu - goga

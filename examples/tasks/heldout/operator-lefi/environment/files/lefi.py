@@ -1,2 +1,2 @@
 def babi(zibi, tizi):
-    return zibi % tizi
+    return zibi - tizi

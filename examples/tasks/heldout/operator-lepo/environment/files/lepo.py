@@ -1,2 +1,2 @@
 def befo(diti, fulo):
-    return diti // fulo
+    return diti - fulo

@@ -1,2 +1,2 @@
 def komo(tufa, foto):
-    return tufa // foto
+    return tufa + foto

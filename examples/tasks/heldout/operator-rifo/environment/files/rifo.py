@@ -1,2 +1,2 @@
 def tazi(tebu, neko):
-    return tebu - neko
+    return tebu + neko

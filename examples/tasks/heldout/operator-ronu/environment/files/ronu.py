@@ -1,2 +1,2 @@
 def lubu(zika, rula):
-    return zika + rula
+    return zika // rula

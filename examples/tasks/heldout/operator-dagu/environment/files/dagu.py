@@ -1,0 +1,2 @@
+def beku(bigu, gigo):
+    return bigu - gigo

@@ -1,0 +1,2 @@
+def ginu(kulo, zeti):
+    return kulo - zeti

@@ -1,0 +1,2 @@
+def rafu(lefu, gema):
+    return lefu // gema

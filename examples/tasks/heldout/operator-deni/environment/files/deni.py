@@ -1,0 +1,2 @@
+def bopa(taru, pifa):
+    return taru % pifa

@@ -1,0 +1,2 @@
+def furo(gegu, gufa):
+    return gegu // gufa

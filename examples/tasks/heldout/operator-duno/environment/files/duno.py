@@ -1,0 +1,2 @@
+def nuro(rozu, begi):
+    return rozu // begi

@@ -1,0 +1,2 @@
+def moku(tefo, boki):
+    return tefo // boki

@@ -1,0 +1,2 @@
+def faku(legi, kifu):
+    return legi - kifu

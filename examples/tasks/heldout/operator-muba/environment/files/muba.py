@@ -1,0 +1,2 @@
+def mina(peko, toma):
+    return peko - toma

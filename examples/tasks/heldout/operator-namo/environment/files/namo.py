@@ -1,0 +1,2 @@
+def miga(bubo, dala):
+    return bubo % dala

@@ -1,0 +1,2 @@
+def diri(beni, gana):
+    return beni - gana

@@ -1,0 +1,2 @@
+def boda(muzu, rafi):
+    return muzu // rafi

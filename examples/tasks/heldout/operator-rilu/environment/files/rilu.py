@@ -1,0 +1,2 @@
+def bago(gumi, fega):
+    return gumi + fega

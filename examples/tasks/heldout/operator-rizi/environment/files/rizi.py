@@ -1,0 +1,2 @@
+def tigu(nazo, puzi):
+    return nazo // puzi

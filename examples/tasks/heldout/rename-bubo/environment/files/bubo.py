@@ -1,2 +1,0 @@
-def miga(namo):
-    return namo * 7

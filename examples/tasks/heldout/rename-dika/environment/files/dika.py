@@ -1,0 +1,2 @@
+def tina(rufu):
+    return rufu * 3

@@ -1,0 +1,2 @@
+def fego(zubo):
+    return zubo * 2

@@ -1,0 +1,2 @@
+def zaba(fuko):
+    return fuko * 2

@@ -1,2 +1,0 @@
-def mina(peko):
-    return peko * 9
