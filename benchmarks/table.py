@@ -1,6 +1,7 @@
-"""Writes docs/benchmarks.md: runs the gateway and trainer benchmarks on this machine and makes tables of their figures.
+"""Writes docs/benchmarks.md, and the README's table of the chief figures: runs the gateway and trainer benchmarks on
+this machine and makes tables of what they measured.
 
-Every figure in that page comes from here; nobody edits it. Reads what the benchmarks write with --json and knows
+Every figure in both comes from here; nobody edits them. Reads what the benchmarks write with --json and knows
 nothing of how they measure. The peer gateway is installed into a virtual environment of its own, .venv-peer, at pinned
 versions. A benchmark of trainers is asked for a list of rows (column to text, number, or median with min and max) and
 for notes.
@@ -23,6 +24,8 @@ from benchmarks import machine
 from benchmarks.machine import ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+START, END = "<!-- benchmarks: written by python -m benchmarks.table -->", "<!-- end of benchmarks -->"
 Figure = dict[str, float]
 
 
@@ -164,15 +167,49 @@ def page(gateway: dict[str, Any], trainers: dict[str, Any] | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def chief_figures(gateway: dict[str, Any], trainers: dict[str, Any] | None) -> str:
+    """The README's table: the proxy beside the peer, and our trainer beside TRL's."""
+    bare, *names = gateway["setups"]
+    busy = sorted(map(int, gateway["workload"]["sessions"]))[:2][-1]
+    chosen = {
+        f"calls_per_s_{busy}": f"calls/s through it, {busy} at once",
+        "added_first_p50_ms": "added to a first call, median, ms",
+        "added_continuing_p50_ms": "added to a continuing call, median, ms",
+        "cpu_ms_per_call": "CPU a call, ms",
+        "disk_bytes_per_call": "disk a call, bytes",
+    }
+    rows = [[said, *(figure(gateway["setups"][name].get(key)) for name in names)] for key, said in chosen.items()]
+    rows += [row for row in kept_rows(gateway["kept"], names) if "`kill -9`" in row[0] or "no tokenizer" in row[0]]
+    head = ["before the same model server", *(f"{name} {gateway['versions'].get(name, '')}".strip() for name in names)]
+    parts = [grid(head, rows)]
+    if trainers is not None:
+        parts.append(trainers_table(trainers))
+    alone = figure(gateway["setups"][bare].get(f"calls_per_s_{busy}"))
+    parts.append(f"{machine.line(gateway['machine'])}. The server alone: {alone} calls/s, {busy} at once.")
+    return "\n\n".join(parts)
+
+
+def between(text: str, table: str) -> str:
+    """The text with the table where its two marks are. Raises ValueError where they are not."""
+    before, started, rest = text.partition(START)
+    _, ended, after = rest.partition(END)
+    if not started or not ended:
+        raise ValueError(f"the page has no {START} and {END}")
+    return f"{before}{START}\n{table}\n{END}{after}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run the benchmarks and write docs/benchmarks.md")
+    parser = argparse.ArgumentParser(description="Run the benchmarks; write docs/benchmarks.md and the README's table")
     parser.add_argument("--quick", action="store_true", help="a few calls, to see that all of it works")
     parser.add_argument("--gateway", type=Path, help="figures that benchmarks.gateway wrote before, not measured again")
     parser.add_argument("--trainers", type=Path, help="the same of benchmarks.trainers")
     parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--readme", type=Path, default=README, help="the page with the marks for the chief figures")
     options = parser.parse_args()
     quick = ["--quick"] if options.quick else []
-    options.out.write_text(page(gateway_figures(options.gateway, quick), trainer_figures(options.trainers, quick)))
+    gateway, trainers = gateway_figures(options.gateway, quick), trainer_figures(options.trainers, quick)
+    options.out.write_text(page(gateway, trainers))
+    options.readme.write_text(between(options.readme.read_text(), chief_figures(gateway, trainers)))
 
 
 def gateway_figures(before: Path | None, quick: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from benchmarks.gateway import agents
 from benchmarks.gateway.evidence import agreement, context
 from benchmarks.gateway.setups import Kept
 from benchmarks.gateway.upstream import Policy, Upstream
-from benchmarks.table import figure, gateway_table, number, trainers_table
+from benchmarks.table import END, START, between, chief_figures, figure, gateway_table, number, trainers_table
 from polarlike.templates import load_template
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,3 +193,11 @@ def test_a_quick_run_counts_every_call_three_times_alike(tmp_path: Path) -> None
     assert (kept["exact"], kept["exact_odd"]) == (kept["continuing"], kept["continuing_odd"])
     assert kept["received"] >= 6 and kept["lost"] == 0
     assert gateway_table(found) in done.stdout
+    assert "| CPU a call, ms |" in chief_figures(found, None)
+
+
+def test_a_table_takes_the_place_of_what_stood_between_its_marks() -> None:
+    page = f"# A page\n\n{START}\nold\n{END}\n\nMore.\n"
+    assert between(page, "| new |") == f"# A page\n\n{START}\n| new |\n{END}\n\nMore.\n"
+    with pytest.raises(ValueError, match="end of benchmarks"):
+        between("# A page", "| new |")
