@@ -229,6 +229,8 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     import uvloop
 
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # A script's `polar ... &` starts with Ctrl-C ignored, and would ignore the order to end as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(work)

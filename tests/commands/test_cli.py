@@ -259,6 +259,20 @@ cli._run(work())
     assert "PolarError: stopped; the same command resumes the run." in got.stderr.splitlines()[-1]
 
 
+def test_a_run_that_a_script_put_in_the_background_ends_when_told_to() -> None:
+    background = """
+import asyncio, os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts `polar ... &`
+from polarlike import cli
+async def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(30)
+cli._run(work())
+"""
+    got = subprocess.run([sys.executable, "-c", background], capture_output=True, text=True, timeout=20)
+    assert "PolarError: stopped; the same command resumes the run." in got.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
 def test_a_stopped_run_leaves_no_box_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     tasks = tmp_path / "tasks.jsonl"
