@@ -73,6 +73,8 @@ def micro_batches(
     weights: float32 [N], the loss weight of each trainable token in the order of `rows`. share_prefixes False gives
     every row a micro-batch of its own, for models whose attention cannot follow a tree.
     """
+    if not rows:
+        return []
     splits = np.split(weights, np.cumsum([row.targets.size for row in rows])[:-1])
     if not share_prefixes:
         return [_lay_out([row], [0], [part]) for row, part in zip(rows, splits, strict=True)]
@@ -90,8 +92,7 @@ def micro_batches(
         beyond_first += rows[i].ids.size - common if taken else 0
         taken.append(i)
         shared.append(common)
-    if taken:
-        batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
+    batches.append(_lay_out([rows[j] for j in taken], shared, [splits[j] for j in taken]))
     return batches
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainers_builders import group, segment, trajectory
@@ -107,6 +108,11 @@ def test_without_sharing_every_row_is_alone() -> None:
     batches = micro_batches(rows, np.array([0.5, 1.0, 2.0], np.float32), 100, share_prefixes=False)
     assert [b.ids.tolist() for b in batches] == [[1, 2], [1, 2]]
     assert [b.weights.tolist() for b in batches] == [[0.5], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_no_rows_make_no_batches(share_prefixes: bool) -> None:
+    assert micro_batches([], np.zeros(0, np.float32), 40, share_prefixes=share_prefixes) == []
 
 
 def test_tokens_behind_the_last_trainable_one_are_not_laid_out() -> None:

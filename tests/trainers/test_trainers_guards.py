@@ -163,3 +163,11 @@ def test_roles_that_learn_nothing_and_the_mass_of_roles_and_tasks_are_reported(m
     assert metrics["idle/helper/single"] == 1.0
     assert metrics["trainable_tokens"] == 4.0
     assert (metrics["mass/main"], metrics["mass_task/t1"], metrics["mass_task_max"]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_a_step_that_can_teach_nothing_has_nothing_to_score_at_its_start(make: Make, share_prefixes: bool) -> None:
+    trainer = make(old="trainer", share_prefixes=share_prefixes)
+    equal = [trajectory([segment(PROMPT + GOOD, range(4, 7))], 1.0, name=f"r{i}") for i in range(2)]
+    metrics = trainer.step([group(equal)])
+    assert (metrics["stepped"], metrics["zero_variance_all_pass"], trainer.policy_version) == (0.0, 1.0, 0)
