@@ -73,19 +73,19 @@ class Loop:
         stepped = time.perf_counter()
         checkpoint = self._checkpoint(step + 1)
         await asyncio.to_thread(self.trainer.save, checkpoint)
-        self._drop_old(step + 1)
-        proof = await self._publish(step + 1, groups)
         values: dict[str, Any] = {
             **metrics,
-            **proof,
             "step": step,
             "policy_version": self.trainer.policy_version,
             "rollouts": sum(len(g.trajectories) for g in groups),
             "rollout_s": round(sampled - start, 2),
             "train_s": round(stepped - sampled, 2),
         }
+        # Before the weights are published, which may fail: a step that has its checkpoint is not taken again.
         self.folder.metric("step", **values)
         self.report("step", values)
+        self._drop_old(step + 1)
+        await self._publish(step + 1, groups)
 
     async def _evaluate(self, step: int) -> None:
         if not self.eval_tasks or self._evaluated(step):
@@ -161,7 +161,7 @@ class Loop:
         await self._publish(first, [])
         return first
 
-    async def _publish(self, step: int, groups: list[Group]) -> dict[str, float]:
+    async def _publish(self, step: int, groups: list[Group]) -> None:
         """Hands the policy that step `step` samples with to the engine, and proves that it is served."""
         engine = self.stage.proxy.engine
         start = time.perf_counter()
@@ -171,7 +171,6 @@ class Loop:
         proof = await self._prove(groups)
         seconds = {"publish_s": round(published - start, 3), "rescore_s": round(time.perf_counter() - published, 3)}
         self.folder.metric("publish", step=step, policy_version=self.trainer.policy_version, **proof, **seconds)
-        return proof
 
     async def _prove(self, groups: list[Group]) -> dict[str, float]:
         engine = self.stage.proxy.engine

@@ -17,15 +17,16 @@ def plot(metrics: Sequence[dict[str, Any]], title: str) -> Any:
     step's own rollouts, against the rollouts trained on so far."""
     from matplotlib.figure import Figure  # used without pyplot, so that no window system is asked for
 
-    seen = {0: 0}  # rollouts trained on before each step
     steps = [m for m in metrics if m["kind"] == "step"]
-    for m in steps:
-        seen[m["step"] + 1] = seen[m["step"]] + int(m["rollouts"])
-    evaluations = [m for m in metrics if m["kind"] == "eval" and m["step"] in seen]
+    evaluations = [m for m in metrics if m["kind"] == "eval"]
+
+    def seen(step: int) -> int:
+        """Rollouts trained on before it. A step's line is missing where the run was killed as it was written."""
+        return sum(int(m["rollouts"]) for m in steps if m["step"] < step)
 
     figure = Figure(figsize=(7.2, 4.2), dpi=130)
     axes = figure.subplots()
-    axes.plot([seen[m["step"] + 1] for m in steps], [m["reward_mean"] for m in steps], color="0.65", marker=".",
+    axes.plot([seen(m["step"] + 1) for m in steps], [m["reward_mean"] for m in steps], color="0.65", marker=".",
               label="the step's own rollouts")  # fmt: skip
     for prefix, colour, name in (("", "tab:blue", "held out, sampled"), ("greedy_", "tab:orange", "held out, greedy")):
         points = [m for m in evaluations if f"{prefix}reward" in m]
@@ -34,7 +35,7 @@ def plot(metrics: Sequence[dict[str, Any]], title: str) -> Any:
         value = [m[f"{prefix}reward"] for m in points]
         below = [v - m[f"{prefix}low"] for v, m in zip(value, points, strict=True)]
         above = [m[f"{prefix}high"] - v for v, m in zip(value, points, strict=True)]
-        axes.errorbar([seen[m["step"]] for m in points], value, yerr=[below, above], color=colour, marker="o",
+        axes.errorbar([seen(m["step"]) for m in points], value, yerr=[below, above], color=colour, marker="o",
                       capsize=4, label=f"{name} ({points[-1][f'{prefix}tasks']} tasks, 95 %)")  # fmt: skip
     axes.set(xlabel="rollouts trained on", ylabel="reward", ylim=(0, 1.02), title=title)
     axes.grid(alpha=0.3)

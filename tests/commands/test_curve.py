@@ -22,6 +22,13 @@ def test_the_curve_shows_what_was_measured_against_the_rollouts_trained_on() -> 
     assert list(greedy.lines[0].get_xdata()) == [0]
 
 
+def test_a_step_whose_line_is_missing_is_left_out() -> None:
+    [axes] = plot([m for m in METRICS if (m["kind"], m["step"]) != ("step", 0)], "a run").axes
+    lines = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
+    assert lines["the step's own rollouts"] == [90]
+    assert list(axes.containers[0].lines[0].get_xdata()) == [0, 90]
+
+
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
     draw(METRICS, "a run", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -191,8 +191,10 @@ async def test_an_engine_that_keeps_old_weights_stops_the_run(
     monkeypatch.setattr(EmbeddedEngine, "publish", pretend)
     with pytest.raises(PolarError, match="does not serve what the trainer holds at policy version 1"):
         await run(config)
-    # The checkpoint was written first: the same command goes on from it.
-    assert (RunFolder(config.out).checkpoints / "step-0001").is_dir()
+    # The checkpoint was written first: the same command goes on from it, and the step has its line.
+    folder = RunFolder(config.out)
+    assert (folder.checkpoints / "step-0001").is_dir()
+    assert [m["step"] for m in folder.metrics() if m["kind"] == "step"] == [0]
 
 
 @pytest.mark.slow
