@@ -60,7 +60,7 @@ class RemoteEngine:
         self.model_name = model
         self._model = model
         self._api_base = options.extra.get("api_base")
-        self._timeout_s = float(options.extra.get("timeout_s", 600.0))
+        self._timeout_s = _seconds(options.extra.get("timeout_s", 600.0))
         self._log = EngineLog(options.log)
         self._litellm: Any = None
 
@@ -116,6 +116,14 @@ class RemoteEngine:
         empty = np.zeros(0, np.float32)
         entry = LogEntry(request.request_id, no_ids(), no_ids(), empty, no_ids(), reason, request.sampling.temperature)
         await asyncio.to_thread(self._log.write, entry)
+
+
+def _seconds(value: Any) -> float:
+    """YAML 1.1 reads 6e2 as text. Raises UsageError."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"The remote engine's setting timeout_s is {value!r}; it must be a number.") from None
 
 
 def _import_litellm() -> Any:

@@ -12,8 +12,7 @@ What holds:
 - Logprobs of another distribution than the one that was sampled are refused: the server is probed at the start.
 
 The evidence log holds what came over the wire: the prompt as the server echoed it (else as it was sent), its ids, its
-logprobs. It is kept
-apart from what is handed on and written before a reply's last chunk is.
+logprobs. It is kept apart from what is handed on and written before a reply's last chunk is.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
@@ -60,6 +59,9 @@ class Settings:
     weights: str | None = None
     timeout_s: float = 600.0
 
+    numbers: ClassVar[dict[str, Callable[[Any], Any]]] = {"timeout_s": float}
+    """Which of them are numbers, and how each is read."""
+
     @classmethod
     def of(cls: type[S], extra: Mapping[str, Any], engine: str) -> S:
         """Raises UsageError for a key or value that it does not have."""
@@ -67,7 +69,14 @@ class Settings:
         for key in extra:
             if key not in known:
                 raise UsageError(f"The {engine} engine has no setting {key!r}{nearest(key, known)}")
+        for key, kind in cls.numbers.items():  # YAML 1.1 reads 6e2 as text
+            try:
+                extra = {**extra, key: kind(extra[key])} if key in extra else extra
+            except (TypeError, ValueError):
+                raise UsageError(f"The {engine} setting {key} is {extra[key]!r}; it must be a number.") from None
         settings = cls(**extra)
+        if not isinstance(settings.weights, str | None):
+            raise UsageError(f"The {engine} setting weights is {settings.weights!r}; it must be a folder.")
         if settings.publish not in ("auto", "adapter", "folder"):
             raise UsageError(f"The {engine} setting publish is {settings.publish!r}; use auto, adapter or folder.")
         if not settings.timeout_s > 0:
@@ -299,8 +308,9 @@ class ServedEngine(ABC):
 
     async def _describe(self) -> tuple[str, int]:
         """The name that the server's own weights are asked for by, and the context's length."""
-        models = (await self.wire.get("/v1/models"))["data"]
-        base = next((m for m in models if not m.get("parent")), None)
+        answer = await self.wire.get("/v1/models")
+        models = answer.get("data") if isinstance(answer, dict) else None
+        base = next((m for m in models or [] if not m.get("parent")), None)
         if base is None or not isinstance(base.get("max_model_len"), int):
             raise EngineError(f"The server at {self.wire.url} lists no model with its length; is it {self.title}?")
         return base["id"], base["max_model_len"]
@@ -395,7 +405,10 @@ class ServedEngine(ABC):
         two tokens' logprobs are twice as far apart; where they are as far apart as before, temperature was ignored."""
         assert self.template is not None
         ids = self.template.render([{"role": "user", "content": "Name a number, then a colour."}], None)
-        plain, sharp = await self._likely(ids, 1.0), await self._likely(ids, PROBE_TEMPERATURE)
+        try:
+            plain, sharp = await self._likely(ids, 1.0), await self._likely(ids, PROBE_TEMPERATURE)
+        except (LookupError, TypeError) as e:
+            raise EngineError(f"The server at {self.wire.url} sent no logprobs when asked; is it {self.title}?") from e
         both = sorted(set(plain) & set(sharp), key=lambda token: plain[token])
         spread = plain[both[-1]] - plain[both[0]] if both else 0.0
         if spread < PROBE_SPREAD:

@@ -17,7 +17,7 @@ import numpy as np
 
 from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.served import Piece, Reader, ServedEngine, Settings
-from polarlike.engines.wire import Refused
+from polarlike.engines.wire import Refused, message_of
 from polarlike.records import Ids
 
 LIKELIEST = 5
@@ -122,9 +122,7 @@ class SglangReader(Reader):
 
     def read(self, event: dict[str, Any]) -> Piece | None:
         if "error" in event:
-            error = event["error"]
-            said = error.get("message", error) if isinstance(error, dict) else error
-            raise EngineError(f"The SGLang server failed in mid-reply: {said}")
+            raise EngineError(f"The SGLang server failed in mid-reply: {message_of(event)}")
         meta = event.get("meta_info") or {}
         if meta.get("prompt_tokens", self._prompt_size) != self._prompt_size:
             raise EngineError(

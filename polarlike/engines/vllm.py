@@ -9,15 +9,16 @@ Settings besides those of `served`: stream_interval, tokens in one event of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from polarlike.engines.base import EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.served import Piece, Reader, ServedEngine, Settings
-from polarlike.engines.wire import Refused
+from polarlike.engines.wire import Refused, message_of
 from polarlike.records import Ids
 
 COMPLETIONS = "/v1/completions"
@@ -27,6 +28,8 @@ LIKELIEST = 5
 @dataclass(slots=True)
 class VllmSettings(Settings):
     stream_interval: int = 8
+
+    numbers: ClassVar[dict[str, Callable[[Any], Any]]] = Settings.numbers | {"stream_interval": int}
 
 
 def create(argument: str, options: EngineOptions) -> VllmEngine:
@@ -142,9 +145,7 @@ class VllmEngine(ServedEngine):
 class VllmReader(Reader):
     def read(self, event: dict[str, Any]) -> Piece | None:
         if "error" in event:
-            error = event["error"]
-            said = error.get("message", error) if isinstance(error, dict) else error
-            raise EngineError(f"The vLLM server failed in mid-reply: {said}")
+            raise EngineError(f"The vLLM server failed in mid-reply: {message_of(event)}")
         if not event.get("choices"):
             return None
         choice = event["choices"][0]

@@ -109,7 +109,7 @@ class Wire:
         return self._refused(response.status, path, await response.read())
 
     def _refused(self, status: int, path: str, data: bytes) -> Refused:
-        return Refused(f"The {self._name} server answered {status} to {path}: {_message(_json(data))}", status)
+        return Refused(f"The {self._name} server answered {status} to {path}: {message_of(_json(data))}", status)
 
 
 class Stream:
@@ -164,6 +164,8 @@ class Stream:
         async with asyncio.timeout(None) as self._opening:
             self._response = await self._wire.request("POST", self._path, self._body)
         self._opening = None
+        if self._was_cut:  # as the answer came
+            raise Cut("cut")
         return self._response
 
 
@@ -191,7 +193,7 @@ def _json(data: bytes) -> Any:
         return data.decode(errors="replace")
 
 
-def _message(answer: Any) -> str:
+def message_of(answer: Any) -> str:
     """What an error body says, in one line."""
     found = answer
     for key in ("error", "message"):

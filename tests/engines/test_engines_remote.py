@@ -156,3 +156,8 @@ async def test_without_litellm_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("polarlike.engines.remote.importlib.import_module", missing)
     with pytest.raises(UsageError, match=r"polarlike\[teachers\]"):
         await create("openai/m", EngineOptions()).start()
+
+
+def test_a_time_limit_that_is_no_number_is_said_so() -> None:
+    with pytest.raises(UsageError, match="timeout_s is 'soon'; it must be a number"):
+        create("openai/m", EngineOptions(extra={"timeout_s": "soon"}))

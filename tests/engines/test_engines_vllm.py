@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from engines_helpers import ask
 from vllm_fake import LENGTH, FakeVllm, expected, policy
 
 from polarlike.engines.base import CannotScore, Chunk, EngineError, EngineOptions, GenerateRequest
 from polarlike.engines.log import read_log
-from polarlike.engines.vllm import VllmEngine, create
+from polarlike.engines.vllm import VllmEngine, VllmSettings, create
 from polarlike.records import PolarError, Sampling, UsageError
 from trainers import rescore
 
@@ -357,11 +359,38 @@ async def test_an_adapter_cannot_be_published_of_a_policy_that_is_none(fake: Fak
         ("http://h:1", {"publich": "auto"}, "no setting 'publich'; did you mean 'publish'"),
         ("http://h:1", {"publish": "lora"}, "use auto, adapter or folder"),
         ("http://h:1", {"timeout_s": 0}, "must be above 0"),
+        ("http://h:1", {"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number"),
+        ("http://h:1", {"stream_interval": None}, "stream_interval is None; it must be a number"),
+        ("http://h:1", {"weights": 3}, "weights is 3; it must be a folder"),
     ],
 )
 def test_wrong_settings_are_one_sentence(tiny: Path, argument: str, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         create(argument, EngineOptions(model=tiny, extra=extra))
+
+
+def test_a_number_that_yaml_reads_as_text_is_one() -> None:
+    settings = VllmSettings.of({"timeout_s": "6e2", "stream_interval": "4"}, "vllm")
+    assert (settings.timeout_s, settings.stream_interval) == (600.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ("<p>hello</p>", "lists no model with its length; is it vLLM"),
+        ('{"data": [{"id": "m", "max_model_len": 64}]}', "sent no logprobs when asked; is it vLLM"),
+    ],
+)
+async def test_a_server_of_another_kind_is_said_so(tiny: Path, models: str, message: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=models if request.path == "/v1/models" else '{"choices": [{"text": "hello"}]}')
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        with pytest.raises(EngineError, match=message):
+            async with engine_at(str(server.make_url("")), tiny):
+                pass
 
 
 def test_without_a_model_folder_there_is_no_tokenizer() -> None:
