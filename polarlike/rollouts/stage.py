@@ -88,12 +88,18 @@ async def open_proxy(config: RunConfig, folder: RunFolder) -> AsyncIterator[Prox
         store = Store(folder.store_url)
         stack.push_async_callback(store.close)
         log = folder.engine_log if config.engine.log else None
-        engine = make_engine(config.engine, seed=config.seed, log=log, temperature=config.sampling.temperature)
+        engine = make_engine(config.engine, seed=_seed(config, store), log=log, temperature=config.sampling.temperature)
         stack.push_async_callback(engine.close)
         await engine.start()
         proxy = Proxy(engine, store, dialects)
         stack.push_async_callback(proxy.close)
         yield proxy
+
+
+def _seed(config: RunConfig, store: Store) -> int:
+    """The engine's, another at each start of a run: the same numbers drawn again would make the rollouts that a resumed
+    run still owes copies of those it has."""
+    return config.seed + (len(store.sessions()) << 32)
 
 
 async def _interrupt_unfinished(store: Store) -> None:
