@@ -43,7 +43,8 @@ class Trainer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """A checkpoint: model folder, optimizer state, policy version, random state. Written whole or not at all."""
+        """A checkpoint: model folder, optimizer state, policy version, random state. Written by `checkpoints.write`: a
+        run goes on from the last folder that `checkpoints.check` accepts."""
         ...
 
     def load(self, folder: Path) -> None: ...

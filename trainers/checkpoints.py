@@ -67,9 +67,10 @@ def check(folder: Path) -> None:
             raise PolarError(f"The file {name} of checkpoint {folder} is torn; resume from an earlier one.")
 
 
-def newest(parent: Path) -> Path | None:
-    """The whole checkpoint in `parent` whose name sorts last (names should be zero-padded), or None."""
-    for folder in sorted((p for p in parent.glob("*") if p.is_dir()), reverse=True):
+def newest(parent: Path, pattern: str = "*") -> Path | None:
+    """The whole checkpoint in `parent` whose name sorts last (names should be zero-padded), or None. A hidden folder is
+    none, even if it is whole: the process died before it was renamed."""
+    for folder in sorted((p for p in parent.glob(pattern) if not p.name.startswith(".")), reverse=True):
         try:
             check(folder)
         except PolarError:

@@ -1,8 +1,9 @@
 """The training loop: collect groups, step, checkpoint, publish, again. Knows no advantage or loss; the trainer does.
 
 What holds: a checkpoint is written before its weights are published, so a killed run resumes at the step it was in,
-with the policy that sampled what is already there; rollouts of that step that are done are used, not repeated. Nothing
-is sampled before engine and trainer were found to give the same tokens the same logprobs (see `rescore`).
+with the policy that sampled what is already there; rollouts of that step that are done are used, not repeated. Where
+the disk did not keep a checkpoint whole, the one before it and the recorded rollouts make it again. Nothing is sampled
+before engine and trainer were found to give the same tokens the same logprobs (see `rescore`).
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from polarlike.rollouts.collect import Wanted, collect, ended_rollouts
 from polarlike.rollouts.folder import RunFolder
 from polarlike.rollouts.rollout import Stage
 from polarlike.rollouts.stats import summarise, why_unscored
-from trainers import rescore
+from trainers import checkpoints, rescore
 from trainers.base import Trainer
 
 Report = Callable[[str, dict[str, Any]], None]
 """Called with ("step" | "eval", values) as each ends."""
 
 OnRollout = Callable[[Rollout], None]
+
+_CHECKPOINTS = "step-????"
 
 
 class Loop:
@@ -149,15 +152,17 @@ class Loop:
         return self.folder.checkpoints / f"step-{step:04d}"
 
     def _steps_kept(self) -> list[int]:
-        return sorted(int(p.name.removeprefix("step-")) for p in self.folder.checkpoints.glob("step-????"))
+        return sorted(_step_of(path) for path in self.folder.checkpoints.glob(_CHECKPOINTS))
 
     async def _resume(self) -> int:
-        """The step to go on with: that of the newest checkpoint."""
+        """The step to go on with: that of the newest whole checkpoint."""
         self.folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        kept = self._steps_kept()
-        first = kept[-1] if kept else 0
-        if kept:
-            await asyncio.to_thread(self.trainer.load, self._checkpoint(first))
+        newest = await asyncio.to_thread(checkpoints.newest, self.folder.checkpoints, _CHECKPOINTS)
+        first = _step_of(newest) if newest else 0
+        if torn := [step for step in self._steps_kept() if step > first]:
+            self.folder.metric("torn", steps=torn, resumed=first)
+        if newest:
+            await asyncio.to_thread(self.trainer.load, newest)
         await self._publish(first, [])
         return first
 
@@ -193,6 +198,10 @@ class Loop:
         for step in self._steps_kept():
             if keep and step <= newest - keep:
                 shutil.rmtree(self._checkpoint(step))
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def shuffled(groups: list[Group], rng: random.Random) -> list[Group]:

@@ -68,6 +68,18 @@ def test_a_torn_checkpoint_is_refused_and_an_earlier_one_is_the_newest(tmp_path:
     assert checkpoints.newest(tmp_path) == tmp_path / "step-1"
 
 
+def test_a_whole_folder_whose_process_died_before_it_was_renamed_is_not_the_newest(tmp_path: Path) -> None:
+    write(tmp_path / "step-1")
+    (tmp_path / "step-1").rename(tmp_path / ".step-1.writing")
+    assert checkpoints.newest(tmp_path) is None
+
+
+def test_only_names_of_the_pattern_are_looked_at(tmp_path: Path) -> None:
+    write(tmp_path / "step-1")
+    write(tmp_path / "with-a-late-name")
+    assert checkpoints.newest(tmp_path, "step-?") == tmp_path / "step-1"
+
+
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert checkpoints.newest(tmp_path) is None
     assert checkpoints.newest(tmp_path / "absent") is None
