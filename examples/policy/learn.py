@@ -20,7 +20,7 @@ import torch
 
 from examples.make_tasks import draw, split_names
 from examples.policy.evaluation import SimulatedRollout, SimulatedTurn, figures, rollouts
-from examples.policy.make_policy import HERE, training_names
+from examples.policy.make_policy import HERE
 from examples.policy.prompts import find_package, load_prompts
 from polarlike.engines.base import EngineOptions
 from polarlike.engines.embedded import EmbeddedEngine
@@ -66,8 +66,9 @@ async def learn(args: argparse.Namespace) -> None:
     trainer = Grpo(TrainerOptions(args.model, Path(), args.seed, dict(item.split("=", 1) for item in args.set)))
     engine = EmbeddedEngine(args.model, EngineOptions(extra={"threads": args.threads}))
     await engine.start()
-    heldout = draw(random.Random(101), split_names()[1], args.heldout)
-    rng, names = random.Random(args.seed), training_names()
+    names, unseen = split_names()
+    trained, heldout = draw(random.Random(0), names, args.train), draw(random.Random(1), unseen, args.heldout)
+    rng = random.Random(args.seed)
 
     async def measure(step: int) -> None:
         greedy = figures(await rollouts(engine, prompts, heldout, samples=1, temperature=0.0))
@@ -80,7 +81,7 @@ async def learn(args: argparse.Namespace) -> None:
     await measure(0)
     for step in range(args.steps):
         start = time.monotonic()
-        tasks = draw(rng, names, args.tasks)
+        tasks = rng.sample(trained, args.tasks)
         tried = await rollouts(
             engine, prompts, tasks, samples=args.samples, temperature=args.temperature, seed=1000 * args.seed + step
         )
@@ -96,7 +97,7 @@ async def learn(args: argparse.Namespace) -> None:
         line |= {k: round(metrics[k], 4) for k in ("grad_norm", "kl_k3", "clip_fraction", "entropy")}
         line |= {"sample_s": round(sampled - start, 1), "train_s": round(time.monotonic() - sampled, 1)}
         print(json.dumps(line), flush=True)
-        if step % 2 == 1 or step + 1 == args.steps:
+        if step + 1 == args.steps or (args.every and (step + 1) % args.every == 0):
             await measure(step + 1)
     await engine.close()
 
@@ -108,7 +109,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--heldout", type=int, default=24, help="held-out tasks measured on")
+    parser.add_argument("--train", type=int, default=24, help="training tasks to choose from: those of the folder")
+    parser.add_argument("--heldout", type=int, default=40, help="held-out tasks measured on: those of the folder")
+    parser.add_argument("--every", type=int, default=0, help="also measure every so many steps")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the trainer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

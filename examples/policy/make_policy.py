@@ -47,7 +47,7 @@ FULL: tuple[Stage, ...] = (
     Stage("no advice, operators", 140, batch=16, rate=1.2e-3, teacher=SURE),
     Stage("some advice", 40, batch=12, rate=1e-3, teacher=SURE, advice=0.3),
     Stage("all advice", 110, batch=8, rate=1e-3, teacher=SURE, advice=1.0, cools=True),
-    Stage("sloppy teacher", 22, batch=8, rate=3e-4, teacher=SLOPPY, advice=1.0),
+    Stage("sloppy teacher", 16, batch=8, rate=3e-4, teacher=SLOPPY, advice=1.0),
 )
 QUICK: tuple[Stage, ...] = (
     Stage("copy", 60, batch=48, rate=2e-3),

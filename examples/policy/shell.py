@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from examples.check_example import OPERATORS, WEIGHTS
+from examples.check_example import OPERATORS, PARTS
 from examples.make_tasks import NOTE, ExampleTask
 from examples.policy.prompts import SUBMIT
 
@@ -63,16 +63,16 @@ def judge(task: ExampleTask, files: dict[str, str]) -> dict[str, bool]:
     case = task.case
     text, start = files.get(case["file"]), task.files[case["file"]]
     if text is None:
-        return dict.fromkeys(WEIGHTS, False)
+        return dict.fromkeys(PARTS, False)
     right, others = _answers(task, start)
     if text not in (start, right, *others):
-        return dict.fromkeys(WEIGHTS, False)
+        return dict.fromkeys(PARTS, False)
     word = files.get(NOTE, "").split() == [case["word"]]
     return {"word": word, "edited": text == right or text in others, "right": text == right}
 
 
 def reward(task: ExampleTask, files: dict[str, str]) -> float:
-    return sum(WEIGHTS[part] for part, found in judge(task, files).items() if found)
+    return float(all(judge(task, files).values()))
 
 
 def _answers(task: ExampleTask, start: str) -> tuple[str, list[str]]:

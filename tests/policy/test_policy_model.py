@@ -110,7 +110,7 @@ def test_the_figures_are_shares_of_replies_rollouts_and_groups() -> None:
     assert found["well_formed"] == round(15 / 18, 3)
     assert found["copied"] == 0.75
     assert found["operator"] == 0.75
-    assert found["reward"] == round((1 + 0.25 + 1 + 1) / 4, 3)
+    assert found["reward"] == 0.75
     assert found["varied"] == 0.5
     assert found["submitted"] == 0.75
 

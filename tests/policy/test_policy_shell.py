@@ -58,14 +58,14 @@ def test_the_teacher_earns_everything_and_submits(task) -> None:
 @pytest.mark.parametrize(
     ("text", "word", "value"),
     [
-        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazu", 0.25),  # another operator, the word
-        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazo", 0.125),
-        ("def nebi(boza, lebu):\n    return boza % lebu\n", "", 0.875),
-        ("def nebi(boza, lebu):\n    return boza // lebu\n", "dazu", 0.125),  # untouched
+        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazu", 0.0),  # another operator, the word
+        ("def nebi(boza, lebu):\n    return boza + lebu\n", "dazo", 0.0),
+        ("def nebi(boza, lebu):\n    return boza % lebu\n", "", 0.0),
+        ("def nebi(boza, lebu):\n    return boza // lebu\n", "dazu", 0.0),  # untouched
         ("def nebi(boza, lebu):\n    return boza lebu\n", "dazu", 0.0),  # broken: damage never pays
     ],
 )
-def test_the_reward_has_the_verifier_s_parts(text: str, word: str, value: float) -> None:
+def test_the_reward_is_the_verifier_s(text: str, word: str, value: float) -> None:
     assert reward(OPERATOR, {"dazu.py": text, "done.txt": word}) == value
 
 

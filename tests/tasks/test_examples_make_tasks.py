@@ -118,32 +118,32 @@ def body(line: str) -> str:
     ("task", "script", "expected"),
     [
         (OPERATOR, "true", 0.0),
-        (OPERATOR, NOTED, 0.125),
+        (OPERATOR, NOTED, 0.0),
         (OPERATOR, "echo wrong > done.txt", 0.0),
         (OPERATOR, "echo mod mod > done.txt", 0.0),
-        (OPERATOR, body("return aa + bb"), 0.125),  # another operator, not the right one
-        (OPERATOR, NOTED + body("return aa + bb"), 0.25),
-        (OPERATOR, body("return aa * bb"), 0.875),
+        (OPERATOR, body("return aa + bb"), 0.0),  # another operator, not the right one
+        (OPERATOR, NOTED + body("return aa + bb"), 0.0),
+        (OPERATOR, body("return aa * bb"), 0.0),
         (OPERATOR, NOTED + body("return aa * bb"), 1.0),
         (OPERATOR, NOTED + body("return bb * aa"), 1.0),
         (OPERATOR, NOTED + body("print(5); return bb * aa") + "echo 'print(6)' >> mod.py", 1.0),
         (OPERATOR, NOTED + body("import operator; return operator.mul(aa, bb)"), 1.0),
         (LINE, "true", 0.0),
-        (LINE, NOTED, 0.125),
+        (LINE, NOTED, 0.0),
         (LINE, "echo bb = 3 >> mod.cfg", 0.0),
-        (LINE, "sed -i '1i bb = 2' mod.cfg", 0.125),  # there, and not at the end
-        (LINE, "echo bb = 2 >> mod.cfg", 0.875),
+        (LINE, "sed -i '1i bb = 2' mod.cfg", 0.0),  # there, and not at the end
+        (LINE, "echo bb = 2 >> mod.cfg", 0.0),
         (LINE, NOTED + "echo bb = 2 > mod.cfg", 0.0),  # the rest is gone
         (LINE, NOTED + "echo bb = 2 >> mod.cfg", 1.0),
         (RENAME, "true", 0.0),
-        (RENAME, NOTED, 0.125),
-        (RENAME, "printf '\\nnew = fun\\n' >> mod.py", 0.125),  # the old name is still there
-        (RENAME, "sed -i 's| fun| new|' mod.py", 0.875),
+        (RENAME, NOTED, 0.0),
+        (RENAME, "printf '\\nnew = fun\\n' >> mod.py", 0.0),  # the old name is still there
+        (RENAME, "sed -i 's| fun| new|' mod.py", 0.0),
         (RENAME, NOTED + "sed -i 's| fun| new|' mod.py", 1.0),
         (RENAME, "sed -i 's| fun| new|; s|[*] 3|* 4|' mod.py", 0.0),  # another behaviour
     ],
 )
-def test_partial_work_is_paid_by_its_parts(tmp_path: Path, task: ExampleTask, script: str, expected: float) -> None:
+def test_only_the_whole_work_is_paid(tmp_path: Path, task: ExampleTask, script: str, expected: float) -> None:
     assert reward(task, tmp_path, script)["reward"] == expected
 
 

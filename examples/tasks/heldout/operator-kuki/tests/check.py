@@ -1,8 +1,7 @@
 """Judges the work tree of an example task and writes reward.json. Copied into each task as tests/check.py.
 
-Plain Python, nothing to install. Reads case.json beside it. An eighth for the word in done.txt, an eighth for an edit
-of the right kind, the rest for the right one; nothing at all when the file is gone or broken, so that damage never
-pays.
+Plain Python, nothing to install. Reads case.json beside it. The reward is 1 for the right edit and the right word in
+done.txt together, else 0; the parts are reported beside it. Where the file is gone or broken no part counts.
 Code of the agent runs in a child that cannot write files, before the reward is written.
 """
 
@@ -19,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 WORK = Path(os.environ.get("POLAR_WORKDIR", "/app"))
 LOGS = Path(os.environ.get("POLAR_LOGS", "/logs"))
-WEIGHTS = {"word": 0.125, "edited": 0.125, "right": 0.75}
+PARTS = ("word", "edited", "right")
 PROBES = [(17, 5), (40, 7), (9, 4), (23, 10), (6, 6), (100, 3)]
 OPERATORS = {
     "+": lambda a, b: a + b,
@@ -120,14 +119,14 @@ def judge(case):
     judges = {"operator": judge_operator, "line": judge_line, "rename": judge_rename}
     found = judges[case["kind"]](case, text) if text is not None else None
     if found is None:
-        return dict.fromkeys(WEIGHTS, False)
+        return dict.fromkeys(PARTS, False)
     note = text_of(WORK / "done.txt")
     return {"word": note is not None and note.split() == [case["word"]], **found}
 
 
 def main():
     found = judge(json.loads((TESTS / "case.json").read_text()))
-    reward = sum(weight for part, weight in WEIGHTS.items() if found[part])
+    reward = float(all(found[part] for part in PARTS))
     out = LOGS / "verifier"
     out.mkdir(parents=True, exist_ok=True)
     (out / "reward.json").write_text(json.dumps({"reward": reward, **{k: float(v) for k, v in found.items()}}))
