@@ -168,6 +168,7 @@ def _bound(config: RunConfig, command: str, harness: dict[str, Any]) -> dict[str
     }
     if command == "train":
         bound |= {"trainer": config.trainer.name, "trainer.settings": config.trainer.settings}
+        bound["train.shuffle_rewards"] = config.train.shuffle_rewards  # a control is no half of a run
     return bound
 
 

@@ -78,6 +78,12 @@ def test_a_run_is_not_resumed_with_other_options_of_its_harness(config: Callable
         open_and_close(config(harness__options={"command": "another"}))
 
 
+def test_a_run_does_not_become_its_own_control_half_way(config: Callable[..., RunConfig]) -> None:
+    begin(config(), "train")
+    with pytest.raises(UsageError, match=r"other settings: train.shuffle_rewards \(was False\)"):
+        open_and_close(config(train__shuffle_rewards=True), "train")
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [({"trainer__settings": {"learning_rate": 2e-5}}, "trainer.settings"), ({"trainer__name": "sft"}, "trainer")],
