@@ -1,6 +1,6 @@
 """An engine's own evidence: what it was given and what it returned, one JSON line a request.
 
-It knows nothing of the proxy's record; tests and `polar audit` compare the two. What holds: a line is written to
+It knows nothing of the proxy's record; tests and the end of a run compare the two. What holds: a line is written to
 the operating system before `write` returns, so a killed process loses no request that was answered; lines
 stand in the order in which requests ended; a torn last line is left where it is and skipped on reading.
 

@@ -1,5 +1,4 @@
-"""A task in a box, and the grading of work that was done there. The one path that rollouts, `polar verify` and
-`check_tasks` share.
+"""A task in a box, and the grading of work that was done there. The one path that rollouts and `check_tasks` share.
 
 Knows how a task's environment is asked of a sandbox and in which order a work tree is graded; knows no agent. What
 holds: grading happens in a fresh box in which the agent never was, and it returns a Score: a fault is unscored, never 0
