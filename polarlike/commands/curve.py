@@ -17,11 +17,12 @@ def plot(metrics: Sequence[dict[str, Any]], title: str) -> Any:
     step's own rollouts, against the rollouts trained on so far."""
     from matplotlib.figure import Figure  # used without pyplot, so that no window system is asked for
 
-    steps = [m for m in metrics if m["kind"] == "step"]
+    # The last line of each: a step is taken again where its checkpoint was found torn.
+    steps = sorted({m["step"]: m for m in metrics if m["kind"] == "step"}.values(), key=lambda m: m["step"])
     evaluations = [m for m in metrics if m["kind"] == "eval"]
 
     def seen(step: int) -> int:
-        """Rollouts trained on before it. A step's line is missing where the run was killed as it was written."""
+        """Rollouts trained on before it. A step's line is missing where the run was killed before it was written."""
         return sum(int(m["rollouts"]) for m in steps if m["step"] < step)
 
     figure = Figure(figsize=(7.2, 4.2), dpi=130)

@@ -29,6 +29,13 @@ def test_a_step_whose_line_is_missing_is_left_out() -> None:
     assert list(axes.containers[0].lines[0].get_xdata()) == [0, 90]
 
 
+def test_a_step_that_was_taken_again_counts_once() -> None:
+    again = {"kind": "step", "step": 1, "rollouts": 94, "reward_mean": 0.6}
+    [axes] = plot([*METRICS, again], "a run").axes
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    assert lines["the step's own rollouts"] == ([96, 190], [0.33, 0.6])
+
+
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
     draw(METRICS, "a run", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
