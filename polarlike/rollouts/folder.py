@@ -31,6 +31,9 @@ _PACKAGES = (
     "tokenizers",
     "transformers",
     "torch",
+    "trl",
+    "peft",
+    "litellm",
     "aiohttp",
     "sqlalchemy",
     "psycopg",
@@ -155,7 +158,8 @@ class RunFolder:
 
 
 def _bound(config: RunConfig, command: str, harness: dict[str, Any]) -> dict[str, Any]:
-    """What a resumed run may not change, by the names that an error gives."""
+    """What a resumed run may not change, by the names that an error gives. More samples or tasks extend a run that only
+    collects: each place is its own there. In training they decide what a step is made of."""
     bound = {
         "command": command,
         "tasks": config.tasks,
@@ -165,9 +169,11 @@ def _bound(config: RunConfig, command: str, harness: dict[str, Any]) -> dict[str
         "weights of the model": _weights_digest(config.engine.model_folder),
         "sampling": config.sampling.model_dump(mode="json"),
         "seed": config.seed,
+        "builder": config.builder,
     }
     if command == "train":
         bound |= {"trainer": config.trainer.name, "trainer.settings": config.trainer.settings}
+        bound |= {"samples": config.samples, "limit": config.limit, "train.tasks_per_step": config.train.tasks_per_step}
         bound["train.shuffle_rewards"] = config.train.shuffle_rewards  # a control is no half of a run
     return bound
 
@@ -178,7 +184,8 @@ def _other_settings(path: Path, name: str, was: Any) -> str:
         # A run's metrics are one curve of one trainer: a change in the middle of it would be seen nowhere.
         return said + (
             "a run keeps its trainer and its settings, so use the same to resume it, or go on from its last weights "
-            f"as a new run: --engine embedded:{path}/checkpoints/STEP/model with another --out."
+            f"as a new run with another --out and --engine embedded:{path}/checkpoints/STEP/model (with LoRA a "
+            f"checkpoint has the adapter alone: embedded:{path}/model, which a run that ended leaves)."
         )
     return said + "use the same settings to resume it, or another --out."
 

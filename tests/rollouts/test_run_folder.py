@@ -95,7 +95,30 @@ def test_a_training_run_keeps_its_trainer_and_the_error_says_how_to_go_on_otherw
     open_and_close(config(trainer__settings={"learning_rate": 1e-5}), "train")
     with pytest.raises(UsageError, match=rf"other settings: {name} \(was") as e:
         open_and_close(config(**{"trainer__settings": {"learning_rate": 1e-5}, **change}), "train")
-    assert f"--engine embedded:{folder.path}/checkpoints/STEP/model with another --out" in str(e.value)
+    assert f"another --out and --engine embedded:{folder.path}/checkpoints/STEP/model (" in str(e.value)
+    assert f"with LoRA a checkpoint has the adapter alone: embedded:{folder.path}/model" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"train__tasks_per_step": 3}, r"train.tasks_per_step \(was 4\)"),
+        ({"limit": 5}, r"limit \(was 0\)"),
+        ({"samples": 8}, r"samples \(was 4\)"),
+        ({"builder": "per_request"}, r"builder \(was 'exact'\)"),
+    ],
+)
+def test_a_training_run_keeps_what_its_steps_are_made_of(
+    config: Callable[..., RunConfig], change: dict[str, Any], name: str
+) -> None:
+    begin(config(), "train")
+    with pytest.raises(UsageError, match=f"other settings: {name}"):
+        open_and_close(config(**change), "train")
+
+
+def test_more_samples_or_tasks_extend_a_run_that_collects(config: Callable[..., RunConfig]) -> None:
+    begin(config(limit=2))
+    open_and_close(config(samples=8, limit=5))
 
 
 def test_the_trainer_binds_no_run_that_does_not_train(config: Callable[..., RunConfig]) -> None:
