@@ -37,9 +37,7 @@ async def run(config: RunConfig, console: Console) -> None:
             def report(kind: str, values: dict[str, Any]) -> None:
                 console.print(_line(kind, values))
 
-            total = config.samples * config.train.tasks_per_step * config.train.steps
-            total += 2 * len(eval_tasks) * (config.train.eval_samples + config.train.eval_greedy)
-            with RolloutProgress(console, "train", total) as progress:
+            with RolloutProgress(console, "train", rollouts(config, len(tasks), len(eval_tasks))) as progress:
                 loop = Loop(
                     stage,
                     trainer,
@@ -60,17 +58,26 @@ async def run(config: RunConfig, console: Console) -> None:
         folder.close()
 
 
+def rollouts(config: RunConfig, tasks: int, eval_tasks: int) -> int:
+    """How many a whole run makes."""
+    train = config.train
+    between = (train.steps - 1) // train.eval_every if train.eval_every else 0
+    evaluated = (2 + between) * eval_tasks * (train.eval_samples + train.eval_greedy)
+    return config.samples * min(train.tasks_per_step, tasks) * train.steps + evaluated
+
+
 def print_run(folder: RunFolder, console: Console) -> None:
-    """The run's steps and evaluations as one table, from metrics.jsonl."""
+    """The run's steps and evaluations as one table, from metrics.jsonl; the last line of one that was taken again."""
     table = Table(title="Training", title_justify="left")
     for name in ("", "version", "rollouts", "reward", "grad norm", "KL (k3)", "clipped", "trained tokens", "seconds"):
         table.add_column(name, justify="right")
-    for m in folder.metrics():
+    metrics = [m for m in folder.metrics() if m["kind"] in ("eval", "step")]
+    for m in {(m["kind"], m["step"]): m for m in metrics}.values():
         if m["kind"] == "eval":
             for prefix, name in (("", "eval"), ("greedy_", "greedy")):
                 if f"{prefix}tasks" in m:
                     table.add_row(f"{name} {m['step']}", str(m["policy_version"]), "", _interval(m, prefix))
-        elif m["kind"] == "step":
+        else:
             table.add_row(
                 f"step {m['step']}",
                 str(m["policy_version"]),

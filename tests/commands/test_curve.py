@@ -36,6 +36,13 @@ def test_a_step_that_was_taken_again_counts_once() -> None:
     assert lines["the step's own rollouts"] == ([96, 190], [0.33, 0.6])
 
 
+def test_a_step_of_a_trainer_that_reports_no_reward_counts_and_has_no_point() -> None:
+    silent = [{k: v for k, v in m.items() if (k, m["step"]) != ("reward_mean", 0)} for m in METRICS]
+    [axes] = plot(silent, "a run").axes
+    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    assert lines["the step's own rollouts"] == ([186], [0.5])
+
+
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
     draw(METRICS, "a run", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
