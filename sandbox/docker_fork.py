@@ -17,6 +17,7 @@ import resource
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ PROGRAM = Path(__file__).with_name("forkserver.py")
 LOCALE = "C.UTF-8"  # Python does the same under it whether its files are there or, as for a server, not
 FIRST = b"\0".join(os.fsencode(part) for part in KEEP_ALIVE)
 READY_S, STEP_S = 60, 20
+STARTS = 3
+"""How often a toolbox's server is started, where it fails or dies, before the plain way is kept."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,10 @@ class ForkServer:
             await made.close()
             raise NoFork(said or "the server ended as it started")
         return made
+
+    @property
+    def gone(self) -> bool:
+        return self._process.returncode is not None
 
     async def close(self) -> None:
         self._control.close()
@@ -207,6 +214,7 @@ class Forks:
     def __init__(self) -> None:
         self._recipes: dict[str, tuple[ToolboxRecipe, Mount]] = {}
         self._servers: dict[str, tuple[dict[str, str], asyncio.Task[ForkServer]]] = {}
+        self._starts: Counter[str] = Counter()
         self._said: set[str] = set()
 
     def know(self, recipe: ToolboxRecipe, toolbox: Toolbox) -> None:
@@ -237,12 +245,16 @@ class Forks:
 
     async def _server(self, root: str, env: dict[str, str]) -> ForkServer:
         recipe, mount = self._recipes[root]
-        if root not in self._servers:
-            made = asyncio.ensure_future(ForkServer.start(mount.host, root, recipe.preload, env))
-            self._servers[root] = (env, made)
-        known, server = self._servers[root]
+        known, server = self._servers.get(root, (env, None))
         if known != env:
             raise NoFork("its environment is not that of the first start")
+        dead = _dead(server) if server else None
+        if server is None or ((dead or _failed(server)) and self._starts[root] < STARTS):
+            self._starts[root] += 1
+            server = asyncio.ensure_future(ForkServer.start(mount.host, root, recipe.preload, env))
+            self._servers[root] = (env, server)
+            if dead:
+                await dead.close()
         return await asyncio.shield(server)
 
     async def close(self) -> None:
@@ -253,6 +265,17 @@ class Forks:
             for found in done:
                 if isinstance(found, ForkServer):
                     await found.close()
+
+
+def _failed(server: asyncio.Task[ForkServer]) -> bool:
+    return server.done() and not server.cancelled() and server.exception() is not None
+
+
+def _dead(server: asyncio.Task[ForkServer]) -> ForkServer | None:
+    """The server, where it started and has ended since."""
+    if not server.done() or server.cancelled() or server.exception() is not None or not server.result().gone:
+        return None
+    return server.result()
 
 
 def _environment(box: int) -> dict[str, str]:
