@@ -18,6 +18,7 @@ logprobs. It is kept apart from what is handed on and written before a reply's l
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -38,6 +39,8 @@ from polarlike.engines.wire import Broken, Cut, Refused, Stream, Wire, server_ur
 from polarlike.plugins import nearest
 from polarlike.records import Ids, Logprobs, Sampling, UsageError, new_id, no_ids
 from polarlike.templates import ChatTemplate, load_template
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Settings")
 
@@ -170,6 +173,7 @@ class ServedEngine(ABC):
         self._flights: set[Flight] = set()
         self._users: Counter[str] = Counter()
         self._open = asyncio.Event()
+        self._refused_unload = False
         self._lock = asyncio.Lock()  # for what must not overlap: publishing and scoring
         self.reports_sampled = True
         self._temporary: Path | None = None
@@ -436,12 +440,14 @@ class ServedEngine(ABC):
 
     async def _publish_folder(self, weights: PolicyWeights, version: int) -> None:
         folder = self._weights_folder() / f"{self._run}-v{version}"
-        await asyncio.to_thread(weights.save_model, folder)
-        async with self._alone(cut=True):
-            await self._replace_weights(folder, version)
-            self._served = self._base
-            self._versions[self._base] = version
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            await asyncio.to_thread(weights.save_model, folder)
+            async with self._alone(cut=True):
+                await self._replace_weights(folder, version)
+                self._served = self._base
+                self._versions[self._base] = version
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     @asynccontextmanager
     async def _alone(self, *, cut: bool) -> AsyncIterator[None]:
@@ -459,8 +465,14 @@ class ServedEngine(ABC):
             self._open.set()
 
     async def _unload_unused(self) -> None:
+        """What the server keeps is asked for again after the next publish: the new weights are served all the same."""
         for name in [n for n in self._folders if n != self._served and not self._users[n]]:
-            await self._unload(name)
+            try:
+                await self._unload(name)
+            except EngineError as e:
+                if not self._refused_unload:
+                    log.warning("the %s server keeps old adapters loaded: %s", self.title, e)
+                self._refused_unload = True
 
     async def _unload(self, name: str) -> None:
         try:

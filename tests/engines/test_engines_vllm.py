@@ -265,6 +265,29 @@ async def test_old_adapters_are_unloaded_once_no_reply_uses_them(engine: VllmEng
     assert [n[-2:] for n in sorted(fake.shifts)] == ["el", "v3"]
 
 
+async def test_a_server_that_keeps_an_old_adapter_fails_no_publish_and_is_named_once(
+    engine: VllmEngine, fake: FakeVllm, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.refuse_paths = {"/v1/unload_lora_adapter": 500}
+    for version in (1, 2, 3):
+        await engine.publish(policy(version / 10), version)
+    assert (await ask(engine, PROMPT, max_tokens=2)).versions.tolist() == [3, 3]
+    assert [r.message.startswith("the vLLM server keeps old adapters loaded") for r in caplog.records] == [True]
+    fake.refuse_paths = {}
+    await engine.publish(policy(0.4), 4)
+    assert [n[-2:] for n in sorted(fake.shifts)] == ["el", "v4"]
+
+
+async def test_a_publish_of_whole_weights_that_fails_leaves_no_folder(
+    fake: FakeVllm, tiny: Path, tmp_path: Path
+) -> None:
+    fake.refuse_paths = {"/collective_rpc": 500}
+    async with fake.serving() as url, engine_at(url, tiny, weights=str(tmp_path / "shared")) as engine:
+        with pytest.raises(EngineError, match="not today"):
+            await engine.publish(policy(0.1, adapter=False), 1)
+        assert list((tmp_path / "shared").iterdir()) == []
+
+
 async def test_closing_leaves_no_adapter_and_no_file_behind(fake: FakeVllm, tiny: Path, tmp_path: Path) -> None:
     async with fake.serving() as url:
         async with engine_at(url, tiny, weights=str(tmp_path / "shared")) as engine:
