@@ -181,7 +181,8 @@ class Loop:
         engine = self.stage.proxy.engine
         if not self._scores or engine.template is None:
             return {}
-        sample = rescore.recorded_sample(groups) or rescore.fixed_sample(engine.template)
+        longest = engine.context_length - 1  # a server that scores a prompt samples one token after it
+        sample = rescore.recorded_sample(groups, longest) or rescore.fixed_sample(engine.template)
         try:
             theirs = await engine.score(sample.ids, sample.start, 1.0)
         except CannotScore as e:

@@ -57,14 +57,15 @@ class Limits:
         return cls(largest, mean)
 
 
-def recorded_sample(groups: Sequence[Group]) -> Sample | None:
-    """From the shortest segment with a trainable token: its sampled part, at most `MOST_TOKENS`."""
+def recorded_sample(groups: Sequence[Group], longest: int) -> Sample | None:
+    """From the shortest segment with a trainable token: its sampled part, at most `MOST_TOKENS`. longest: most ids that
+    the sample may have; None where no token is sampled so early."""
     segments = sorted(_trainable(groups), key=lambda s: s.ids.size)
-    if not segments:
+    starts = ((segment, int(np.flatnonzero(segment.loss_mask)[0])) for segment in segments)
+    segment, start = next(((s, start) for s, start in starts if start < longest), (None, 0))
+    if segment is None:
         return None
-    segment = segments[0]
-    start = int(np.flatnonzero(segment.loss_mask)[0])
-    part = slice(start, start + MOST_TOKENS)
+    part = slice(start, min(start + MOST_TOKENS, longest))
     recorded = np.where(segment.loss_mask[part], segment.logprobs[part], np.nan).astype(np.float32)
     return Sample(segment.ids[: part.stop], start, recorded if segment.temperature == 1.0 else None)
 

@@ -21,7 +21,7 @@ def test_the_shortest_recorded_segment_is_compared_from_its_first_sampled_token(
     long = segment(range(1, 12), range(4, 11))
     short = segment([1, 2, 3, 4, 5], [2, 4], logprobs=[-1.0, -3.0])
     masked = segment([9, 9], [])
-    sample = rescore.recorded_sample([group([trajectory([long, masked, short], 1.0)])])
+    sample = rescore.recorded_sample([group([trajectory([long, masked, short], 1.0)])], 999)
     assert sample is not None
     assert (sample.ids.tolist(), sample.start) == ([1, 2, 3, 4, 5], 2)
     assert sample.recorded is not None
@@ -30,19 +30,27 @@ def test_the_shortest_recorded_segment_is_compared_from_its_first_sampled_token(
 
 def test_what_was_sampled_at_another_temperature_is_no_measure_of_how_far_weights_moved() -> None:
     hot = segment([1, 2, 3, 4], [2, 3], temperature=0.7)
-    sample = rescore.recorded_sample([group([trajectory([hot], 1.0)])])
+    sample = rescore.recorded_sample([group([trajectory([hot], 1.0)])], 999)
     assert sample is not None
     assert (sample.start, sample.recorded) == (2, None)
 
 
 def test_no_more_than_256_tokens_are_compared() -> None:
-    sample = rescore.recorded_sample([group([trajectory([segment(range(1, 600), range(100, 599))], 1.0)])])
+    sample = rescore.recorded_sample([group([trajectory([segment(range(1, 600), range(100, 599))], 1.0)])], 999)
     assert sample is not None
     assert (sample.ids.size, sample.start) == (356, 100)
 
 
+def test_the_sample_ends_where_the_engine_can_still_score_it() -> None:
+    full = [group([trajectory([segment(range(1, 11), range(6, 10))], 1.0)])]
+    sample = rescore.recorded_sample(full, 9)
+    assert sample is not None and sample.recorded is not None
+    assert (sample.ids.tolist(), sample.start, sample.recorded.size) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], 6, 3)
+    assert rescore.recorded_sample(full, 6) is None  # its first sampled token would be the one cut off
+
+
 def test_without_a_trainable_token_there_is_nothing_recorded_to_compare() -> None:
-    assert rescore.recorded_sample([group([trajectory([segment([1, 2], [])], 0.0)])]) is None
+    assert rescore.recorded_sample([group([trajectory([segment([1, 2], [])], 0.0)])], 999) is None
 
 
 def test_the_fixed_sample_is_a_rendered_conversation(tiny_model: Path) -> None:
