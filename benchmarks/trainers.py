@@ -38,7 +38,7 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {
     "trl-grpo": ("trl-grpo", {}),
     "trl-async-grpo": ("trl-async-grpo", {}),
 }
-FULL = {"rollouts": 32, "group": 8, "prompt": 1500, "turns": 5, "turn": 200, "repeats": 5}
+FULL = {"rollouts": 32, "group": 8, "prompt": 1500, "turns": 5, "turn": 200, "repeats": 3}
 QUICK = {"rollouts": 4, "group": 2, "prompt": 60, "turns": 2, "turn": 20, "repeats": 3}
 """turn: tokens of a turn, of which the policy sampled the first half and the environment said the rest."""
 
