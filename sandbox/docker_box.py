@@ -223,11 +223,12 @@ class DockerBox:
 
 
 class DockerProvider:
-    """Makes Docker boxes. `reach` says how sockets get into them: `namespace` (root), `socket`, or `auto`."""
+    """Makes Docker boxes. `reach` says how sockets get into them: `namespace` (root), `socket`, or `auto`. `fork` lets
+    an agent whose toolbox can be preloaded start by a fork where that works (as root): see `docker_fork`."""
 
     name = "docker"
 
-    def __init__(self, state_dir: Path, run_label: str, reach: str = "auto") -> None:
+    def __init__(self, state_dir: Path, run_label: str, reach: str = "auto", fork: bool = True) -> None:
         if reach not in ("auto", "namespace", "socket"):
             raise SandboxError(f"reach is {reach!r}; it must be auto, namespace or socket")
         self.run_label = run_label
@@ -238,7 +239,7 @@ class DockerProvider:
         self.api: Any = self._client.api
         self.api_error = api_error()
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="docker")
-        self.forks = Forks()
+        self.forks = Forks(wanted=fork)
         self._prepared: dict[str, asyncio.Task[str]] = {}
         self._toolboxes: dict[str, asyncio.Task[Toolbox]] = {}
 

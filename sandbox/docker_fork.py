@@ -211,14 +211,15 @@ def _cgroup_mounts() -> list[tuple[Path, set[str]]]:
 class Forks:
     """The servers of one provider: one a toolbox whose recipe names modules, started when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: bool = True) -> None:
+        self._wanted = wanted
         self._recipes: dict[str, tuple[ToolboxRecipe, Mount]] = {}
         self._servers: dict[str, tuple[dict[str, str], asyncio.Task[ForkServer]]] = {}
         self._starts: Counter[str] = Counter()
         self._said: set[str] = set()
 
     def know(self, recipe: ToolboxRecipe, toolbox: Toolbox) -> None:
-        if recipe.preload and toolbox.mount:
+        if self._wanted and recipe.preload and toolbox.mount:
             self._recipes[toolbox.root] = (recipe, toolbox.mount)
 
     async def start(

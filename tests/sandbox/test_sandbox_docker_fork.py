@@ -222,3 +222,12 @@ async def test_closing_ends_the_server(tmp_path: Path) -> None:
     ((_, server),) = provider.forks._servers.values()
     await provider.close()
     assert (await server)._process.returncode is not None
+
+
+async def test_who_wants_no_fork_gets_the_plain_start(tmp_path: Path) -> None:
+    provider = DockerProvider(tmp_path, f"fork-off-{os.getpid()}", fork=False)
+    toolbox = await provider.toolbox(RECIPE)
+    box = await start(provider, toolbox)
+    assert (await box.run(await command(box, toolbox, ""), timeout=60, env=ENV)).exit_code == 0
+    assert not provider.forks._servers
+    await provider.close()
