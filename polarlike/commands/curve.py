@@ -28,7 +28,7 @@ def plot(metrics: Sequence[dict[str, Any]], title: str) -> Any:
     figure = Figure(figsize=(7.2, 4.2), dpi=130)
     axes = figure.subplots()
     own = [m for m in steps if m.get("reward_mean") is not None]  # a trainer reports what it likes
-    axes.plot([seen(m["step"] + 1) for m in own], [m["reward_mean"] for m in own], color="0.65", marker=".",
+    axes.plot([seen(m["step"]) for m in own], [m["reward_mean"] for m in own], color="0.65", marker=".",
               label="the step's own rollouts")  # fmt: skip
     for prefix, colour, name in (("", "tab:blue", "held out, sampled"), ("greedy_", "tab:orange", "held out, greedy")):
         points = [m for m in evaluations if f"{prefix}reward" in m]

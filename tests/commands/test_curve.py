@@ -14,7 +14,7 @@ METRICS = [
 def test_the_curve_shows_what_was_measured_against_the_rollouts_trained_on() -> None:
     [axes] = plot(METRICS, "a run").axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines["the step's own rollouts"] == ([96, 186], [0.33, 0.5])
+    assert lines["the step's own rollouts"] == ([0, 96], [0.33, 0.5])  # sampled before they were trained on
     sampled, greedy = (container for container in axes.containers)
     assert list(sampled.lines[0].get_xdata()) == [0, 186] and list(sampled.lines[0].get_ydata()) == [0.3, 0.75]
     [bars] = sampled.lines[2]
@@ -25,7 +25,7 @@ def test_the_curve_shows_what_was_measured_against_the_rollouts_trained_on() -> 
 def test_a_step_whose_line_is_missing_is_left_out() -> None:
     [axes] = plot([m for m in METRICS if (m["kind"], m["step"]) != ("step", 0)], "a run").axes
     lines = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
-    assert lines["the step's own rollouts"] == [90]
+    assert lines["the step's own rollouts"] == [0]
     assert list(axes.containers[0].lines[0].get_xdata()) == [0, 90]
 
 
@@ -33,14 +33,14 @@ def test_a_step_that_was_taken_again_counts_once() -> None:
     again = {"kind": "step", "step": 1, "rollouts": 94, "reward_mean": 0.6}
     [axes] = plot([*METRICS, again], "a run").axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines["the step's own rollouts"] == ([96, 190], [0.33, 0.6])
+    assert lines["the step's own rollouts"] == ([0, 96], [0.33, 0.6])
 
 
 def test_a_step_of_a_trainer_that_reports_no_reward_counts_and_has_no_point() -> None:
     silent = [{k: v for k, v in m.items() if (k, m["step"]) != ("reward_mean", 0)} for m in METRICS]
     [axes] = plot(silent, "a run").axes
     lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines["the step's own rollouts"] == ([186], [0.5])
+    assert lines["the step's own rollouts"] == ([96], [0.5])
 
 
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
