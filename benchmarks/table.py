@@ -82,7 +82,11 @@ def kept_rows(kept: dict[str, dict[str, int]], names: list[str]) -> list[list[st
         ("sampled ids kept, calls", "completion_ids", "calls"),
         ("logprobs kept, calls", "logprobs", "calls"),
         ("continuing calls on the exact ids of the turn before", "exact", "continuing"),
-        ("the same, where that turn spelled a word as no tokenizer would", "exact_odd", "continuing_odd"),
+        (
+            "continuing calls on the exact ids of a turn that spelled a word as no tokenizer would",
+            "exact_odd",
+            "continuing_odd",
+        ),
         ("replies that clients held at `kill -9` and that are lost", "lost", "received"),
     ]
     return [[said, *(share(name, part, whole) for name in names)] for said, part, whole in asked]
