@@ -83,7 +83,7 @@ def kept_rows(kept: dict[str, dict[str, int]], names: list[str]) -> list[list[st
         ("logprobs kept, calls", "logprobs", "calls"),
         ("continuing calls on the exact ids of the turn before", "exact", "continuing"),
         (
-            "continuing calls on the exact ids of a turn that spelled a word as no tokenizer would",
+            "continuing calls on the exact ids of a turn that no tokenizer would have spelled so",
             "exact_odd",
             "continuing_odd",
         ),
