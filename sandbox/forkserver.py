@@ -41,6 +41,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 
 MNT_DETACH = 2
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 22, 24, 38, 47
 KEYCTL = {"x86_64": 250, "aarch64": 219}
+SIGACTION = {"x86_64": 13, "aarch64": 134}
 JOINED = ("cgroup", "ipc", "uts", "net", "pid", "mnt")  # the last one takes /proc away
 SHARED = ("user", "time")
 
@@ -85,13 +86,23 @@ def enter(control: str, toolbox: str, root: str, modules: list[str]) -> None:
     check(LIBC.umount2(b".", MNT_DETACH), "umount")
     os.chdir("/")
     mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)
+    default_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(int(control), True)
     python = f"{root}/bin/python"
     os.execv(python, [python, "-I", "/forkserver.py", "serve", control, *modules])
+
+
+def default_signals() -> None:
+    """Nothing stays ignored that whoever started this ignores. By the system call itself: the C library, and Python
+    with it, leaves out the two signals that it keeps for its threads."""
+    number = SIGACTION.get(platform.machine())
+    if number is None:
+        raise Refused(f"the processor is a {platform.machine()}")
+    default = bytes(32)  # the kernel's struct of handler, flags, restorer and mask, all of them none
+    for which in range(1, signal.NSIG):
+        if which not in (signal.SIGKILL, signal.SIGSTOP):
+            check(LIBC.syscall(number, which, default, None, 8), f"signal {which}")
 
 
 # ---------------------------------------------------------------- serving
